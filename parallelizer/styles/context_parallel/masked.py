@@ -177,31 +177,44 @@ _TILES = "_parallelizer_tiles"
 
 
 def _found(mask: Tensor, batch: int, rows: int) -> Iterator[Tile]:
-    shown = mask if mask.dtype == torch.bool else mask > float("-inf")
-    for which, one in enumerate(shown):
-        where = slice(0, batch) if len(shown) == 1 else slice(which, which + 1)
-        seen = (one[0] if len(one) == 1 else one.any(0)).split(STEP)
-        strips = torch.stack([strip.any(0) for strip in seen]).to(torch.uint8)
-        first = strips.argmax(1).tolist()
-        last = (strips.size(1) - strips.flip(1).argmax(1)).tolist()
-        some = strips.any(1).tolist()
-        pairs = [
-            int(strip.sum()) for strip in (one if len(one) == 1 else one.all(0, keepdim=True))[0].split(STEP)
-        ]
+    strips = _strips(mask)
+    for which, of_batch in enumerate(strips):
+        where = slice(0, batch) if len(strips) == 1 else slice(which, which + 1)
         begin, columns, whole, least = 0, (0, 1), 0, 0
-        for at, size in enumerate(len(strip) for strip in seen):
-            start = at * STEP
-            own = (first[at], last[at]) if some[at] else (0, 1)
+        for at, (first, last, pairs) in enumerate(of_batch):
+            start, end = at * STEP, min(rows, (at + 1) * STEP)
             if start > begin:
-                union = min(columns[0], own[0]), max(columns[1], own[1])
-                apart = least + size * (own[1] - own[0])
-                waste = (start + size - begin) * (union[1] - union[0]) / apart
-                if waste <= (1.4 if start + size - begin <= TILE else 1.04):
-                    columns, whole, least = union, whole + pairs[at], apart
+                union = min(columns[0], first), max(columns[1], last)
+                apart = least + (end - start) * (last - first)
+                waste = (end - begin) * (union[1] - union[0]) / apart
+                if waste <= (1.4 if end - begin <= TILE else 1.04):
+                    columns, whole, least = union, whole + pairs, apart
                     continue
                 yield _tile(where, begin, start, columns, whole, mask)
-            begin, columns, whole, least = start, own, pairs[at], size * (own[1] - own[0])
+            begin, columns, whole, least = start, (first, last), pairs, (end - start) * (last - first)
         yield _tile(where, begin, rows, columns, whole, mask)
+
+
+def _strips(mask: Tensor) -> list[list[tuple[int, int, int]]]:
+    """For each row of the batch and every `STEP` rows: the first column that any of them sees in any head, the last and one, 0
+    and 1 where they see nothing, and how many pairs of a row and a column see each other in all heads.
+
+    The host reads once, whatever the mask: on a GPU it waits for each read.
+    """
+    shown = mask if mask.dtype == torch.bool else mask > float("-inf")
+    any_head, all_heads = (shown.squeeze(1),) * 2 if shown.size(1) == 1 else (shown.any(1), shown.all(1))
+    even = shown.size(2) // STEP * STEP  # the rows behind them are a strip of fewer
+    seen, pairs = [], []
+    for start, size, step in ((0, even, STEP), (even, shown.size(2) - even, shown.size(2) - even)):
+        if size:
+            seen.append(any_head.narrow(1, start, size).unflatten(1, (-1, step)).any(2))
+            pairs.append(all_heads.narrow(1, start, size).unflatten(1, (-1, step)).sum((2, 3)))
+    some = torch.cat(seen, 1)
+    columns = some.to(torch.uint8)
+    first = columns.argmax(2)
+    last = torch.where(some.any(2), columns.size(2) - columns.flip(2).argmax(2), 1)
+    found: list[list[tuple[int, int, int]]] = torch.stack([first, last, torch.cat(pairs, 1)], 2).tolist()
+    return found
 
 
 def _tile(where: slice, begin: int, end: int, columns: tuple[int, int], pairs: int, mask: Tensor) -> Tile:

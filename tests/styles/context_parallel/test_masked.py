@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallelizer.simulate.rehearse.host_reads import host_reads
 from parallelizer.styles.context_parallel import masked
 from parallelizer.styles.context_parallel.dealing import by_cost, document_mask, per_document
 from parallelizer.styles.context_parallel.masked import attend, tiles
@@ -165,3 +166,15 @@ def test_what_is_remembered_with_a_mask_is_for_its_values_and_the_batch() -> Non
     with torch.inference_mode():
         again = attend(q, k, v, mask=mask.clone(), is_causal=False, scale=1.0)
     assert relative_error(again, out) < 1e-14
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("added", [False, True])
+def test_the_host_reads_a_mask_once(heads: int, added: bool) -> None:
+    mask = torch.ones(3, heads, 37, 41, dtype=torch.bool).tril()
+    mask[1, :, 20:, :15] = False
+    if added:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    reads = host_reads(lambda: tiles(mask, 3, 37), "cpu")
+    assert sum(reads.values()) == 1
+    assert not host_reads(lambda: tiles(mask, 3, 37), "cpu")  # as the next layer asks
