@@ -155,7 +155,7 @@ def mask(
     if attention_mask is not None:
         function = and_masks(function, padding_mask_function(attention_mask.bool()))
     order = here.sequence.order
-    mine = order.positions(here.rows * order.ranks, here.rank).to(device)
+    mine = order.positions(here.rows * order.ranks, here.rank, torch.device(device))
     batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
     rows = mine.view(-1, 1, here.rows, 1)

@@ -162,7 +162,7 @@ def _ring(
 def _causal_rows(order: Order, q: Tensor, rank: int) -> Tensor:
     """A mask [R, 1, rows, S], R 1 or the batch: true where this rank's rows see a key under a causal mask."""
     rows = q.size(2) * order.ranks
-    mine = order.positions(rows, rank).to(q.device)
+    mine = order.positions(rows, rank, q.device)
     columns = torch.arange(order.length or rows, device=q.device)
     return (columns <= mine.unsqueeze(-1)).reshape(-1, 1, q.size(2), len(columns))
 

@@ -40,13 +40,14 @@ def head_tail_inverse(seq_len: int, ranks: int) -> torch.Tensor:
     return torch.argsort(head_tail(seq_len, ranks))
 
 
-def local_positions(seq_len: int, ranks: int, rank: int) -> torch.Tensor:
-    """The original positions of the rows that `rank` holds, in its order: int64 [seq_len / ranks]."""
+def local_positions(seq_len: int, ranks: int, rank: int, device: torch.device | None = None) -> torch.Tensor:
+    """The original positions of the rows that `rank` holds, in its order: int64 [seq_len / ranks], made on `device`."""
     _check_rank(ranks, rank)
     if ranks == 1:
-        return torch.arange(seq_len)
+        return torch.arange(seq_len, device=device)
     length = check_length(seq_len, ranks)
-    return torch.cat([torch.arange(c * length, (c + 1) * length) for c in chunks_of(ranks, rank)])
+    chunks = chunks_of(ranks, rank)
+    return torch.cat([torch.arange(c * length, (c + 1) * length, device=device) for c in chunks])
 
 
 def chunks_of(ranks: int, rank: int) -> tuple[int, int]:

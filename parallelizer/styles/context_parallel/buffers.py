@@ -88,7 +88,7 @@ def shard_tokens(
             named = ", ".join(name for name, buffer in plan.batch.items() if buffer.dim is not None)
             raise ValueError(f"positions cannot be made: none of the entries {named} is in the batch")
         first, buffer = next(iter(split.items()))
-        positions = order.positions(rows, rank).to(batch[first].device)
+        positions = order.positions(rows, rank, batch[first].device)
         for name, make in makes.items():
             if make == "document-mask":
                 documents = batch[_documents(plan, batch)]
@@ -240,12 +240,10 @@ class LocalBuffers:
         return local
 
     def _positions(self, order: Order, length: int) -> Tensor:
-        """The positions of this rank's tokens, on the model's device. Those of the last step stay there: a copy to a GPU
-        would make the host wait in every step.
-        """
+        """The positions of this rank's tokens, on the model's device: those of the last step, if the order is the same."""
         if self._there is None or self._there[0] is not order or self._there[1] != length:
             device = next((b.device for n, b in self.model.named_buffers() if n in self.dims), None)
-            self._there = order, length, order.positions(length, self.rank).to(device)
+            self._there = order, length, order.positions(length, self.rank, device)
         return self._there[2]
 
     def _local_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -55,7 +55,7 @@ def dropped_attention(
     keys, values = gather_whole(k, v, group, order)
     positions: Tensor | None = None
     if is_causal:
-        positions = order.positions(q.size(2) * order.ranks, dist.get_rank(group)).to(q.device)
+        positions = order.positions(q.size(2) * order.ranks, dist.get_rank(group), q.device)
         positions = positions.reshape(-1, 1, q.size(2))  # of every row of the batch, or for all of them
     out: Tensor = _Dropped.apply(q, keys, values, mask, positions, scale, dropout_p, seed)
     return out

@@ -55,12 +55,12 @@ class Region(Protocol):
     def sequence(self) -> CurrentOrder: ...
 
 
-def rows_of(region: Region, local_rows: int) -> Tensor:
+def rows_of(region: Region, local_rows: int, device: torch.device | None = None) -> Tensor:
     """The positions in the whole sequence of this rank's rows, in their order: int64 [local_rows], or [batch, local_rows] where
     rows of the batch are dealt out each in its own way. Padding, which is masked, is evaluated like the last row.
     """
     order = region.sequence.order
-    rows = order.positions(local_rows * order.ranks, dist.get_rank(region.group))
+    rows = order.positions(local_rows * order.ranks, dist.get_rank(region.group), device)
     return rows if order.length is None else rows.clamp(max=order.length - 1)
 
 
@@ -101,7 +101,7 @@ def attention(
     """
     _say_once(region.name)
     mask_mod = _mask_mod(call.block_mask)
-    rows, keys = rows_of(region, q.size(2)).to(q.device), whole_of(region, k.size(2))
+    rows, keys = rows_of(region, q.size(2), q.device), whole_of(region, k.size(2))
     if call.score_mod is None and not call.statistics:
         sizes = (q.size(0), q.size(1))
         out = context_attention(

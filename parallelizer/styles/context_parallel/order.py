@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from parallelizer.styles.context_parallel import balance
 from parallelizer.styles.context_parallel.balance import Block
+from parallelizer.styles.context_parallel.to_device import to_device
 
 Tensor = torch.Tensor
 
@@ -36,11 +37,11 @@ class Order:
     varies = False
     """Whether rows of the batch are dealt out each in its own way."""
 
-    def positions(self, rows: int, rank: int) -> Tensor:
+    def positions(self, rows: int, rank: int, device: torch.device | None = None) -> Tensor:
         """The positions of the rows that `rank` holds of a sequence of `rows`, padding included, ascending: int64 [rows / W],
-        or [batch, rows / W] where they differ.
+        or [batch, rows / W] where they differ. On `device`, or on the host; no layer makes the host wait for a copy.
         """
-        return balance.local_positions(rows, self.ranks, rank)
+        return balance.local_positions(rows, self.ranks, rank, device)
 
     def split(self, tensor: Tensor, dim: int, rank: int) -> Tensor:
         """The rows along `dim` that `rank` holds, a contiguous copy; the tensor itself for one rank. Differentiable.
@@ -104,9 +105,9 @@ class Contiguous(Order):
 
     name = "none"
 
-    def positions(self, rows: int, rank: int) -> Tensor:
+    def positions(self, rows: int, rank: int, device: torch.device | None = None) -> Tensor:
         size = rows // self.ranks
-        return torch.arange(rank * size, (rank + 1) * size)
+        return torch.arange(rank * size, (rank + 1) * size, device=device)
 
     def split(self, tensor: Tensor, dim: int, rank: int) -> Tensor:
         if self.ranks == 1:
@@ -150,6 +151,9 @@ class Dealt(Order):
 
     dealt: Tensor = field(default_factory=lambda: torch.empty(0, 0, 0, dtype=torch.int64))
     kind: str = "dealt"
+    _there: dict[tuple[torch.device, bool], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     varies = True
 
@@ -160,14 +164,14 @@ class Dealt(Order):
     def of_rows(self, start: int, size: int) -> Order:
         return self if len(self.dealt) == 1 else replace(self, dealt=self.dealt[start : start + size])
 
-    def positions(self, rows: int, rank: int) -> Tensor:
+    def positions(self, rows: int, rank: int, device: torch.device | None = None) -> Tensor:
         self._check(rows)
-        of_rank = self.dealt[:, rank]
+        of_rank = (self.dealt if device is None else self._on(device))[:, rank]
         return of_rank[0] if len(of_rank) == 1 else of_rank
 
     def split(self, tensor: Tensor, dim: int, rank: int) -> Tensor:
         self._check(tensor.size(dim))
-        return self._taken(tensor, dim, self.dealt[:, rank])
+        return self._taken(tensor, dim, self._on(tensor.device)[:, rank])
 
     def split_into(self, part: Tensor, tensor: Tensor, dim: int, rank: int) -> None:
         part.copy_(self.split(tensor, dim, rank))
@@ -175,7 +179,7 @@ class Dealt(Order):
     def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
         joined = torch.cat(list(parts), dim)
         self._check(joined.size(dim))
-        return self._taken(joined, dim, self.dealt.flatten(1).argsort(1))
+        return self._taken(joined, dim, self._on(joined.device, back=True))
 
     def blocks(
         self, rows: int, rank: int, *, is_causal: bool, keys: int | None = None
@@ -193,9 +197,22 @@ class Dealt(Order):
                 f"a sequence of {rows} rows, and the batch was dealt out as one of {self.dealt[0].numel()}"
             )
 
+    def _on(self, device: torch.device, *, back: bool = False) -> Tensor:
+        """`dealt` on a device; with `back` where each position stands in the ranks' rows one behind the other, [R, P]. It is
+        copied once for the batch, and not at each split and join.
+        """
+        if torch.compiler.is_compiling():  # a graph depends on nothing that is kept here
+            return self._rows(back).to(device)
+        if (device, back) not in self._there:
+            with torch.inference_mode(False):  # training may use what an evaluation has copied
+                self._there[device, back] = to_device(self._rows(back), device)
+        return self._there[device, back]
+
+    def _rows(self, back: bool) -> Tensor:
+        return self.dealt.flatten(1).argsort(1) if back else self.dealt
+
     def _taken(self, tensor: Tensor, dim: int, rows: Tensor) -> Tensor:
         """Rows [R, n] along `dim`; row r of them from row r of dimension 0, the batch."""
-        rows = rows.to(tensor.device)
         if len(rows) == 1:
             return tensor.index_select(dim, rows[0])
         dim %= tensor.ndim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import parallelizer as pz
+from parallelizer import torch_private
+from parallelizer.styles.context_parallel import attention
+from parallelizer.styles.context_parallel.dealing import by_cost, per_document
+from parallelizer.styles.context_parallel.order import Contiguous, Dealt, Order
 from parallelizer.styles.context_parallel.to_device import to_device
 from tests.parity import plan
 
@@ -77,3 +82,59 @@ def test_tensors_of_other_classes_and_layouts_are_copied_by_torch() -> None:
     with StandIn() as copies:
         to_device(sparse, CUDA), to_device(parameter, CUDA), to_device(torch.empty(2, device="meta"), CUDA)
     assert not copies.locked and copies.waits == 3
+
+
+class Copies(torch_private.TorchDispatchMode):
+    """Counts copies from the host to the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        moves = func is torch.ops.aten._to_copy.default and (kwargs or {}).get("device") is not None
+        self.count += moves and not args[0].is_meta
+        return func(*args, **(kwargs or {}))
+
+
+def of_two_documents() -> Dealt:
+    return per_document(torch.tensor([[0] * 5 + [1] * 11, [0] * 9 + [1] * 7]), 2)
+
+
+def of_costs() -> Dealt:
+    return by_cost(torch.arange(16), 2)
+
+
+@pytest.mark.parametrize("make", [of_two_documents, of_costs])
+def test_an_order_is_copied_once_for_all_layers(make: Callable[[], Dealt]) -> None:
+    order, copies = make(), Copies()
+    with copies:
+        for _ in range(3):
+            part = order.split(torch.empty(2, 16, 4, device="meta"), 1, 0)
+            assert order.join([part, part], 1).shape == (2, 16, 4)
+            assert order.positions(16, 1, torch.device("meta")).is_meta
+    assert copies.count == 2
+
+
+@pytest.mark.parametrize("order", [Order(2), Order(1), Contiguous(2)])
+def test_positions_of_an_order_without_a_batch_are_made_on_the_device(order: Order) -> None:
+    with Copies() as copies:
+        made = order.positions(16, 0, torch.device("meta"))
+    assert made.is_meta and made.shape == order.positions(16, 0).shape and copies.count == 0
+
+
+def test_a_causal_mask_of_a_rank_s_rows_is_made_on_the_device() -> None:
+    q, order = torch.empty(2, 1, 8, 4, device="meta"), of_two_documents()
+    with Copies() as copies:
+        for _ in range(3):
+            assert attention._causal_rows(order, q, 1).shape == (2, 1, 8, 16)
+    assert copies.count == 1
+
+
+def test_what_an_evaluation_has_copied_can_be_used_in_training() -> None:
+    order = of_two_documents()
+    with torch.inference_mode():
+        whole = torch.ones(2, 16)
+        order.join([order.split(whole, 1, rank) for rank in range(2)], 1)
+    trained = torch.ones(2, 16, requires_grad=True)
+    order.join([order.split(trained, 1, rank) for rank in range(2)], 1).sum().backward()
