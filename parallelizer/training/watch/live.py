@@ -131,9 +131,11 @@ class View:
         speed = (f"{self.unit}/s", _number(m.get("tokens_per_second"), "{:,.0f}"))
         each = ("s a step", _number(self.seconds, "{:.3g}"))
         held = self._memory()
+        reserved = self.memory.reserved if self.memory is not None else None
         mfu = [("MFU", f"{m['mfu']:.1%}")] if "mfu" in m else []
         validation = [("validation", f"{self.validation:.4f}")] if self.validation is not None else []
-        more = [("saved", f"step {self.saved}")] if self.saved is not None else []
+        more = [("reserved", size(reserved))] if reserved is not None else []
+        more += [("saved", f"step {self.saved}")] if self.saved is not None else []
         more += [("left out", f"{self.skipped} not finite")] if self.skipped else []
         if columns == 3:
             groups = [[norm, rate, *validation], [speed, each, *mfu], held, more]

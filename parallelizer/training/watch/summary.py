@@ -77,7 +77,9 @@ def _figures(result: Result) -> Iterator[str]:
         dry = (
             "" if result.memory.whole or result.predicted is None else f", {size(result.predicted)} predicted"
         )
-        yield f"{whose} had {size(result.memory.peak)} in use at most{dry}"
+        held = result.memory.reserved
+        reserved = "" if held is None else f"; its allocator reserved {size(held)}"
+        yield f"{whose} had {size(result.memory.peak)} in use at most{dry}{reserved}"
     if result.checkpoint is not None and not result.stopped and not result.unwritten:
         yield f"saved after step {step_of(result.checkpoint)}, in {shown_path(result.checkpoint)}"
     if result.profiled is not None:

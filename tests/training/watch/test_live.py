@@ -66,6 +66,7 @@ def test_everything_is_there_and_nothing_is_cut(width: int) -> None:
     shown, clock = view(predicted=3 * GIB)
     run(shown, clock, 40, validation_loss=2.5, mfu=0.4123)
     shown.saved, shown.skipped = 20, 3
+    shown.memory = Memory(GIB, 2 * GIB, reserved=4 * GIB)
     text = drawn(shown, width)
     assert {len(line) for line in text} == {min(width, 100)}
     assert len(text) <= 10
@@ -73,7 +74,7 @@ def test_everything_is_there_and_nothing_is_cut(width: int) -> None:
     for name, value in {
         "step": "40/100", "loss": "5.0000", "grad norm": "1.500", "lr": "1.00e-03", "validation": "2.5000",
         "tokens/s": "1,23[45]", "s a step": "2", "MFU": "41.2%", "memory": "1.0 GiB", "peak": "2.0 GiB",
-        "predicted": "3.0 GiB", "saved": "step 20", "left out": "3 not finite",
+        "predicted": "3.0 GiB", "reserved": "4.0 GiB", "saved": "step 20", "left out": "3 not finite",
     }.items():  # fmt: skip
         assert re.search(rf"[│ ]{name} +{value}[ │]", whole), (name, whole)
     assert "40%  1:20  ETA 2:00" in whole

@@ -74,6 +74,15 @@ def test_memory_is_compared_where_it_can_be(capsys: pytest.CaptureFixture[str]) 
     assert "  rank 0 had 61.0 GiB in use at most, 61.2 GiB predicted" in said(
         capsys, 1.0, memory=Memory(1 << 30, 61 << 30), predicted=int(61.2 * 2**30)
     )
+    assert (
+        "  rank 0 had 61.0 GiB in use at most, 61.2 GiB predicted; its allocator reserved 66.5 GiB"
+        in said(
+            capsys,
+            1.0,
+            memory=Memory(1 << 30, 61 << 30, reserved=int(66.5 * 2**30)),
+            predicted=int(61.2 * 2**30),
+        )
+    )
     assert "  rank 0's process had 2.0 GiB in use at most" in said(
         capsys, 1.0, memory=Memory(1 << 30, 2 << 30, whole=True), predicted=1 << 30
     )
