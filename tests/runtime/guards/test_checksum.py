@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallelizer import torch_private
 from parallelizer.runtime.guards.checksum import BLOCK, checksum
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.float16)
@@ -54,3 +56,19 @@ def test_two_flipped_signs_two_swapped_elements_and_negative_zero_are_seen() -> 
 def test_nine_elements_of_two_values_make_512_sums() -> None:
     every = torch.tensor(list(itertools.product((0.0, 1.0), repeat=9)))
     assert len({int(checksum(one)) for one in every}) == 512
+
+
+def test_a_gpu_launches_few_kernels_for_many_bytes() -> None:
+    class Launches(torch_private.TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += not func.is_view
+            return func(*args, **(kwargs or {}))
+
+    state = torch.empty(300_000_000, device="meta")  # which has the blocks of a GPU
+    checksum(state[:1])  # makes the keys
+    with Launches() as launches:
+        checksum(state)
+    # 12,880 for 12 GB. With blocks of a CPU's size there are 16 times as many.
+    assert launches.count <= 1_300
