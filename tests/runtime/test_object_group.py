@@ -172,6 +172,31 @@ def test_what_the_user_has_set_stays(recorded: Recorded, monkeypatch: pytest.Mon
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
+DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Where NCCL's groups write their record, by torch's newer and its older name."""
+
+
+def dumps_of(device: str, log_dir: Path | None, folder: Path) -> set[str | None]:
+    """What both variables are after a rank has entered its group."""
+    job = rank.Launch(print, (), 8, device, log_dir, 60.0, 0, folder, os.getpid())  # type: ignore[arg-type]
+    rank._enter(job, 3)
+    return {os.environ.get(name) for name in DUMPS}
+
+
+def test_a_rank_on_a_gpu_writes_the_record_of_its_collectives_into_the_run_s_folder(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in (*DUMPS, "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert dumps_of("cpu", tmp_path, tmp_path) == dumps_of("cuda", None, tmp_path) == {None}
+    assert dumps_of("cuda", tmp_path / "logs", tmp_path) == {f"{tmp_path}/logs/collectives_rank"}
+    for name in DUMPS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(DUMPS[1], "/elsewhere/rank")
+    assert dumps_of("cuda", tmp_path / "logs", tmp_path) == {None, "/elsewhere/rank"}
+
+
 def shared() -> list[list[int]]:
     """A thread and the main thread use one group, on rank 1 in another order unless they wait for each other."""
     said: list[list[int]] = []
