@@ -63,7 +63,9 @@ def test_what_moves_is_what_the_dry_run_reports(style: str, tmp_path: Path) -> N
             for entry in ledger
             if entry.module == picture["module"] and (entry.phase == "forward") == (phase == "forward")
         ]
-        if shown != found:  # gradients of replicated parameters are summed behind backward, those of several modules together
+        if (
+            shown != found
+        ):  # gradients of replicated parameters are summed behind backward, those of several modules together
             [(kind, axis, size)] = shown
             together = next(e for e in ledger if (e.phase, e.kind, e.axis) == ("clip", kind, axis))
             assert not found and together.module == "" and size < together.payload_bytes < 2 * size
