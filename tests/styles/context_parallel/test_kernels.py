@@ -163,3 +163,48 @@ def test_shapes_are_known_without_data(
     q, k, v, out = (2, 4, 6, size), (2, 2, 12, size), (2, 2, 12, v_size or size), (2, 4, 6, v_size or size)
     kinds = [(out, dtype), ((2, 4, 6), wide), (q, dtype), (k, dtype), (v, dtype), (out, wide)]
     assert result == [(*kind, device.removeprefix("fake ")) for kind in kinds]
+
+
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("generation", "dtype", "sizes", "masked", "kernel"),
+    [
+        (HOPPER, torch.bfloat16, (128, 128), False, "cudnn"),
+        (HOPPER, torch.float16, (192, 128), False, "cudnn"),
+        (HOPPER, torch.bfloat16, (256, 256), False, "cudnn"),
+        (HOPPER, torch.bfloat16, (264, 264), False, "efficient"),
+        (HOPPER, torch.bfloat16, (68, 68), False, "efficient"),
+        (HOPPER, torch.bfloat16, (66, 66), False, "plain"),
+        (HOPPER, torch.bfloat16, (128, 128), True, "efficient"),
+        (HOPPER, torch.float32, (128, 128), False, "efficient"),
+        (HOPPER, torch.float64, (128, 128), False, "plain"),
+        (HOPPER, torch.float64, (128, 128), True, "plain"),
+        (None, torch.bfloat16, (128, 128), False, "cudnn"),  # planned on a machine without a GPU
+        (AMPERE, torch.bfloat16, (128, 128), False, "flash"),
+        (AMPERE, torch.float16, (192, 128), False, "efficient"),
+        (AMPERE, torch.bfloat16, (128, 128), True, "efficient"),
+        ((12, 0), torch.bfloat16, (128, 128), False, "flash"),
+        (TURING, torch.float16, (128, 128), False, "efficient"),
+    ],
+)
+def test_on_cuda_a_block_takes_the_fastest_kernel_that_its_device_has(
+    generation: tuple[int, int] | None,
+    dtype: torch.dtype,
+    sizes: tuple[int, int],
+    masked: bool,
+    kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeTensorMode():
+        q, v = (torch.empty(2, 4, 6, size, dtype=dtype, device="cuda") for size in sizes)
+        mask = torch.empty(1, 1, 6, 6, device="cuda") if masked else None
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: generation is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
+    assert kernels._kernel(q, v, mask) == kernel
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    without = "efficient" if sizes == (192, 128) else "flash"
+    assert kernels._kernel(q, v, mask) == (without if kernel == "cudnn" else kernel)
