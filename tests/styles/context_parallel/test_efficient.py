@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallelizer import torch_private
-from parallelizer.styles.context_parallel import efficient
+from parallelizer.styles.context_parallel import efficient, kernels
 
 Tensor = torch.Tensor
 
@@ -56,3 +56,31 @@ def test_heads_are_shared_and_masks_aligned(
     for found, right in zip((out, *grads), (expected, *(t.grad for t in leaves)), strict=True):
         assert found.dtype == dtype and found.shape == right.shape
         assert float((found.double() - right).detach().norm() / right.detach().norm()) < bound
+
+
+def test_a_row_that_sees_nothing_is_zero_where_the_kernel_has_no_number_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(2, 4, 5, 8, generator=generator) for _ in range(4))
+    mask = torch.rand(2, 1, 5, 5, generator=generator) < 0.6
+    mask[:, :, 1] = False
+    how: Any = {"is_causal": False, "scale": 0.3, "mask": mask}
+
+    def block() -> list[Tensor]:
+        out, lse = kernels.block_forward(q, k, v, **how)
+        return [out, lse, *kernels.block_backward(grad, q, k, v, out, lse, **how)]
+
+    def without_a_number(*args: Any) -> tuple[Tensor, Tensor]:
+        out, lse = written_out(*args)
+        assert out[:, :, 1].isnan().all()
+        return out.float(), lse.float()
+
+    on_a_cpu = block()
+    monkeypatch.setattr(kernels, "_masked_kernel", lambda q, v: "efficient")
+    monkeypatch.setattr(torch_private, "efficient_attention", without_a_number)
+    monkeypatch.setattr(torch_private, "efficient_attention_backward", kernels._plain_backward)
+    found = block()
+    assert found[0][:, :, 1].abs().max() == 0 and (found[1][:, :, 1] == float("-inf")).all()
+    for value, right in zip(found, on_a_cpu, strict=True):
+        torch.testing.assert_close(value, right)
