@@ -95,7 +95,13 @@ def test_computed_in_pieces_the_loss_and_gradient_are_those_of_all_at_once(
     run_ranks(worker, 2)
 
 
-def test_in_16_bits_no_tensor_of_all_logits_is_made_in_float32() -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_in_16_bits_no_tensor_of_all_logits_is_made_in_float32(
+    sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A rank's own logits are as large with either; between its pieces stand all-reduces of a number for each token.
+    monkeypatch.setattr(sharded_logits.dist, "all_reduce", lambda *args, **kwargs: None)
+    tokens = torch.zeros(2**10, dtype=torch.int64, device="meta")
     logits = torch.zeros(2**10, 2**17, dtype=torch.bfloat16, device="meta", requires_grad=True)
 
     class Largest(TorchDispatchMode):
@@ -108,9 +114,14 @@ def test_in_16_bits_no_tensor_of_all_logits_is_made_in_float32() -> None:
                     self.bytes = max(self.bytes, leaf.nbytes)
             return result
 
-    with Largest() as largest:
-        cross_entropy(logits, torch.zeros(2**10, dtype=torch.int64, device="meta")).backward()
-    assert largest.bytes == 4 * sharded_logits.PIECE == logits.nbytes
+    with Largest() as forward:
+        if sharded:
+            loss = sharded_logits._VocabularyParallel.apply(logits, tokens, 0, 2**18, IGNORED, None)
+        else:
+            loss = cross_entropy(logits, tokens)
+    with Largest() as backward:
+        loss.backward()
+    assert forward.bytes == backward.bytes == 4 * sharded_logits.PIECE == logits.nbytes
 
 
 def test_logits_that_lie_otherwise_are_laid_out_first() -> None:
