@@ -107,6 +107,23 @@ def test_each_entry_has_its_module_and_its_rule_in_order(checkpoint: bool) -> No
         assert lines[line - 1].strip().removeprefix('"').startswith(key)
 
 
+def test_embedding_and_head_of_a_model_of_transformers_are_gathered_apart_from_its_root() -> None:
+    small = ("hidden_size=32", "intermediate_size=64", "num_attention_heads=4", "num_key_value_heads=2")
+    words = (f"model.config.{word}" for word in (*small, "vocab_size=64", "num_hidden_layers=1"))
+    entries = traced(setup_of("model=hf_llama", "parallel=fsdp2", "train.seq_len=8", *words)).ledger
+    gathered = [
+        (e.module, e.payload_bytes) for e in entries if (e.phase, e.kind) == ("forward", "all_gather")
+    ]
+    layer = 4 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 64 + 2 * 32)
+    table = 4 * 64 * 32
+    assert gathered == [
+        ("", 4 * 32),  # the last norm
+        ("model.embed_tokens", table),
+        ("model.layers.0", layer),
+        ("lm_head", table),
+    ]
+
+
 def test_a_replica_sums_what_it_has_scattered_for_the_same_unit() -> None:
     entries = traced(stack("parallel=hsdp2x2", "model.depths=[2]")).ledger
     behind = [
