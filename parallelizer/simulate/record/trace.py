@@ -64,6 +64,7 @@ from parallelizer.simulate.record.stretch_line import grown_entry, stretch_line
 from parallelizer.simulate.record.time_line import TimeLine
 from parallelizer.simulate.trace_failed import broken_off, explained
 from parallelizer.styles.application import Program
+from parallelizer.styles.context_parallel import efficient
 from parallelizer.styles.context_parallel.buffers import shard_tokens
 
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
@@ -378,9 +379,14 @@ def microbatch_and_forms(
     return first, stage_forms(program, model, mesh, first, fake)
 
 
-def operators_of(device: str) -> AbstractContextManager[object]:
+@contextmanager
+def operators_of(device: str) -> Iterator[None]:
     """Inside, operators store what they store on the device."""
-    return CudaOperators() if device == "cuda" else nullcontext()
+    if device != "cuda":
+        yield
+        return
+    with CudaOperators(), efficient.planned():
+        yield
 
 
 def not_compiled(program: Program) -> Program:

@@ -130,9 +130,11 @@ def _kernel(q: Tensor, v: Tensor, mask: Tensor | None) -> Kernel:
     """The kernel for a block: the fastest that takes it, and `plain` for what none takes."""
     if mask is not None:
         return _masked_kernel(q, v)
-    if q.device.type == "cuda" and q.dtype in _HALF and q.size(-1) % 8 == 0 and v.size(-1) % 8 == 0:
-        generation = _generation(q.device)
+    if q.dtype in _HALF and q.size(-1) % 8 == 0 and v.size(-1) % 8 == 0:
         largest = max(q.size(-1), v.size(-1))
+        if q.device.type != "cuda":  # the CPU's stores what CUDA's do
+            return "cpu" if largest <= 256 and q.size(-1) == v.size(-1) else _masked_kernel(q, v)
+        generation = _generation(q.device)
         # As long as torch's own choice on Hopper takes it, it is 1.6 to 1.8 times as fast as FlashAttention 2 (docs/gpu.md).
         if generation == (9, 0) and largest <= 256 and torch.backends.cudnn.is_available():
             return "cudnn"
@@ -152,10 +154,10 @@ def takes_flash(q: Tensor, v: Tensor) -> bool:
 
 def _masked_kernel(q: Tensor, v: Tensor) -> Kernel:
     """The kernel for a block under a mask, of any dtype."""
+    if efficient.takes(q, v):
+        return "efficient"
     # Meta tensors take the CPU's: the same shapes as any other kernel, without a matrix of scores.
-    if q.device.type in ("cpu", "meta") and q.size(-1) == v.size(-1):
-        return "cpu"
-    return "efficient" if efficient.takes(q, v) else "plain"
+    return "cpu" if q.device.type in ("cpu", "meta") and q.size(-1) == v.size(-1) else "plain"
 
 
 def _generation(device: torch.device) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from parallelizer.simulate.record.cuda_operators import CudaOperators
 from parallelizer.simulate.record.trace import trace
-from tests.simulate.setups import llama
+from tests.simulate.setups import llama, setup_of, traced
 
 
 @pytest.mark.parametrize("kind", ["full", "causal", "mask"])
@@ -40,3 +40,18 @@ def test_grouped_heads_hold_their_scores_on_cuda_in_float32_alone() -> None:
     half, wide = (f"train.dtype={dtype}" for dtype in ("bfloat16", "float32"))
     assert peak("device=cuda", half) <= peak("device=cpu", half)
     assert peak("device=cuda", wide) > 1.2 * peak("device=cpu", wide)
+
+
+def test_blocks_under_a_mask_are_attended_to_in_float32_on_cuda_with_a_bias_in_float32() -> None:
+    small = (
+        "model=alibi_tiny",
+        "model.dim=32",
+        "model.n_layers=1",
+        "train.seq_len=512",
+        "train.batch_size=1",
+    )
+    step = traced(setup_of(*small, "parallel=cp2", "train.dtype=bfloat16", "device=cuda"))
+    assert {o.dtype for o, _ in step.operators() if o.kind == "attention"} == {"float32"}
+    scores = 8 * 256 * 512  # of a rank's rows
+    # The mask in 16 bits, in 32 bits, and again with aligned rows; beside it queries, keys, values, results and weights.
+    assert 10 * scores < step.memory.peak < 12 * scores

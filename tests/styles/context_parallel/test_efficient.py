@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -32,11 +33,11 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Te
 
 
 @pytest.mark.parametrize(
-    ("groups", "masked", "dtype"),
-    list(itertools.product((1, 2), (False, True), (torch.float32, torch.bfloat16))),
+    ("groups", "masked", "dtype", "planned"),
+    list(itertools.product((1, 2), (False, True), (torch.float32, torch.bfloat16), (False, True))),
 )
 def test_heads_are_shared_and_masks_aligned(
-    groups: int, masked: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    groups: int, masked: bool, dtype: torch.dtype, planned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_private, "efficient_attention", written_out)
     monkeypatch.setattr(torch_private, "efficient_attention_backward", backward)
@@ -45,8 +46,9 @@ def test_heads_are_shared_and_masks_aligned(
     k, v = (torch.randn(2, 4 // groups, 7, 8, generator=generator).to(dtype) for _ in range(2))
     mask = torch.zeros(2, 1, 5, 7).masked_fill_(torch.rand(2, 1, 5, 7, generator=generator) < 0.4, -1e9)
     added = mask if masked else None
-    out, lse = efficient.forward(q, k, v, False, 0.3, added)
-    grads = efficient.backward(grad, q, k, v, out, lse, False, 0.3, added)
+    with efficient.planned() if planned else contextlib.nullcontext():
+        out, lse = efficient.forward(q, k, v, False, 0.3, added)
+        grads = efficient.backward(grad, q, k, v, out, lse, False, 0.3, added)
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
     expected = torch.nn.functional.scaled_dot_product_attention(
         *leaves, attn_mask=added if added is None else added.double(), scale=0.3, enable_gqa=True

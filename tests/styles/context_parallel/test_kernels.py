@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from parallelizer.styles.context_parallel import kernels
+from parallelizer.styles.context_parallel import efficient, kernels
 from parallelizer.styles.context_parallel.kernels import block_backward, block_forward, merge
 from tests.styles.context_parallel.reference import plain_attention, relative_error
 
@@ -208,3 +208,18 @@ def test_on_cuda_a_block_takes_the_fastest_kernel_that_its_device_has(
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     without = "efficient" if sizes == (192, 128) else "flash"
     assert kernels._kernel(q, v, mask) == (without if kernel == "cudnn" else kernel)
+
+
+def test_planned_for_cuda_blocks_of_a_cpu_store_what_those_of_cuda_store() -> None:
+    half, wide, double = (
+        torch.empty(2, 4, 6, 64, dtype=t) for t in (torch.bfloat16, torch.float32, torch.float64)
+    )
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    with efficient.planned():
+        assert kernels._kernel(half, half, mask) == "efficient"
+        assert kernels._kernel(wide, wide, None) == "efficient"
+        assert (
+            kernels._kernel(half, half, None) == "cpu"
+        )  # whose results are those of cuDNN and FlashAttention
+        assert kernels._kernel(double, double, mask) == "cpu"  # CUDA has no kernel
+    assert kernels._kernel(half, half, mask) == kernels._kernel(wide, wide, None) == "cpu"
