@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from benchmarks.gpu.cases import Case, Row, Where
 from parallelizer.configuration.read_setup import from_overrides
@@ -11,6 +11,11 @@ from parallelizer.simulate.rehearse.rehearse import rehearse
 
 GIB = 2**30
 COMPILED_SMALL = "layers.*: {style: compile, backend: aot_eager}"
+
+
+def on_a_gpu(words: Iterable[str]) -> list[str]:
+    """The overrides of a case on a GPU: in bfloat16, unless the case has another dtype."""
+    return ["device=cuda", "train.dtype=bfloat16", *words]
 
 
 def rehearsed(where: Where, rank: int, *words: str) -> Iterator[Row]:
@@ -28,9 +33,7 @@ def rehearsed(where: Where, rank: int, *words: str) -> Iterator[Row]:
         if where.small
         else ()
     )
-    setup = from_overrides(
-        [*words, *small, f"device={where.device}", *(() if where.small else ("train.dtype=bfloat16",))]
-    )
+    setup = from_overrides([f"device={where.device}", *words, *small] if where.small else on_a_gpu(words))
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()
     planned = plan_step(program, model, recipe, rank)
