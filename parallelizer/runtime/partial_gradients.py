@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
+
+from parallelizer.styles.partial_gradients import summed_axes
 
 SMALL = 2**20
 """The most bytes of a gradient that is copied in order to be summed together with others. No limit on their sum, so that the
@@ -31,7 +33,7 @@ def sum_partial(parameters: Iterable[torch.Tensor]) -> None:
             continue
         if gradient.placements == param.placements:
             continue
-        local, axes = gradient.to_local(), _only_summed(gradient, param)
+        local, axes = gradient.to_local(), summed_axes(gradient.placements, param.placements)
         if axes and local.nbytes <= SMALL:
             kind = (gradient.device_mesh, axes, local.dtype, local.device)
             together.setdefault(kind, []).append((param, gradient))
@@ -39,17 +41,6 @@ def sum_partial(parameters: Iterable[torch.Tensor]) -> None:
             param.grad = gradient.redistribute(placements=param.placements)
     for pairs in together.values():
         _sum_together(pairs)
-
-
-def _only_summed(gradient: DTensor, param: DTensor) -> tuple[int, ...]:
-    """The axes that a gradient is summed over to lie as its parameter; none if it also has to be cut or moved."""
-    axes = []
-    for axis, (before, after) in enumerate(zip(gradient.placements, param.placements, strict=True)):
-        if type(before) is Partial and before.reduce_op == "sum" and after.is_replicate():
-            axes.append(axis)
-        elif before != after:
-            return ()
-    return tuple(axes)
 
 
 def _sum_together(pairs: list[Pair]) -> None:
@@ -60,7 +51,7 @@ def _sum_together(pairs: list[Pair]) -> None:
         return
     parts = [each.to_local() for _, each in pairs]
     flat = torch.cat([part.flatten() for part in parts])
-    for axis in _only_summed(gradient, param):
+    for axis in summed_axes(gradient.placements, param.placements):
         dist.all_reduce(flat, group=gradient.device_mesh.get_group(axis))
     summed = flat.split([part.numel() for part in parts])
     for (param, _), part, own in zip(pairs, parts, summed, strict=True):

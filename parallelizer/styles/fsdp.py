@@ -171,6 +171,7 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     from parallelizer.mesh import data_groups, expert_fsdp_mesh, fsdp_mesh
+    from parallelizer.styles.partial_gradients import keep_partial
 
     options, experts = unit.options, is_of_experts(unit)
     mesh = expert_fsdp_mesh(live.mesh) if experts else fsdp_mesh(live.mesh)
@@ -201,6 +202,8 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
 
         gather_in_float8(module, [n for n in unit.params if n not in unit.reasons and _in_float8(module, n)])
     sum_instead_of_average(module)
+    if not options.get("cpu_offload"):  # the sum of the shards, on the CPU, would have no backend
+        keep_partial(module)
     sum_gradients_of(module, left_whole(unit), tuple(groups))
 
 

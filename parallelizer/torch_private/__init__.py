@@ -25,6 +25,7 @@ from parallelizer.torch_private.backward import fsdp_modules as fsdp_modules
 from parallelizer.torch_private.backward import gather_once as gather_once
 from parallelizer.torch_private.backward import in_backward as in_backward
 from parallelizer.torch_private.backward import reduce_gradients as reduce_gradients
+from parallelizer.torch_private.backward import sharded_and_whole as sharded_and_whole
 from parallelizer.torch_private.backward import unsharded_gradients as unsharded_gradients
 from parallelizer.torch_private.compiling import COSTLY_OPERATORS as COSTLY_OPERATORS
 from parallelizer.torch_private.compiling import assert_all as assert_all

@@ -26,6 +26,19 @@ def unsharded_gradients(units: Sequence[FSDPModule]) -> list[torch.Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
+def sharded_and_whole(unit: FSDPModule) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """The parameters of a unit that were gathered before, each as the shard and as the whole that forward sees. The module has
+    one of the two at a time.
+    """
+    found = []
+    for group in parameter_groups(unit):
+        for param in group.fsdp_params:
+            whole = getattr(param, "_unsharded_param", None)
+            if whole is not None:
+                found.append((param.sharded_param, whole))
+    return found
+
+
 def gather_once(units: Sequence[FSDPModule]) -> None:
     """Let FSDP's units, from the outside in, gather and free their parameters once. This makes the tensors that they gather into,
     which otherwise happens in the first forward. There is no public way to begin before that.

@@ -149,10 +149,7 @@ def _sums(c: Case) -> Iterator[tuple[str, str, str, int, int, int]]:
     ranks, axis = c.shard * c.cp, _folded(c)
     norms = 2 * c.layers + 1
     if c.sequence_parallel:
-        if ranks * c.replicate > 1 or c.bfloat16:  # FSDP sums each before it reduces it
-            yield "backward", "tp", "all_reduce", c.accumulate * norms, WIDTH * (2 if c.bfloat16 else 4), c.tp
-        else:
-            yield "clip", "tp", "all_reduce", 1, norms * WIDTH * 4, c.tp  # together
+        yield "clip", "tp", "all_reduce", 1, norms * WIDTH * 4 // ranks, c.tp  # shards, together
     yield "loss", "dp_replicate", "all_reduce", 1, 8, c.replicate
     yield "loss", axis, "all_reduce", 1, 8, ranks
     # Over the data axes there are two sums of squares, if tp shards some parameters and not others.
