@@ -27,6 +27,7 @@ SHAPED = (
     "parallel=single",
     "parallel.mesh.tp=16",
     "hardware=h100",
+    "device=cpu",  # else `plan` takes the hardware's
     "model.n_heads=16",
     "model.n_kv_heads=16",
     "model.dim=128",
@@ -57,7 +58,7 @@ SETUPS: dict[str, tuple[tuple[str, ...], set[tuple[str, str]]]] = {
         {("warning", "redundant-redistribution")},
     ),
     "a step that cannot be traced": (
-        (*FAILING, "model.kind=item", "parallel=fsdp2"),
+        (*FAILING, "model.kind=kernel", "parallel=fsdp2"),
         {("warning", "trace-failed")},
     ),
     "ranks of tp on several nodes": (
@@ -108,9 +109,8 @@ def test_whoever_validates_finds_the_same(name: str, monkeypatch: pytest.MonkeyP
     overrides, expected = SETUPS[name]
     found = found_in(overrides)
     assert set(kinds(found)) == expected
-    assert (
-        told("validate", "--no-proof", *overrides) == told("plan", *overrides) == [d.as_json() for d in found]
-    )
+    planned = [d for d in told("plan", *overrides) if d["code"] != "time-assumed"]  # it alone predicts a time
+    assert told("validate", "--no-proof", *overrides) == planned == [d.as_json() for d in found]
     dry_run = typed(*overrides, "device=cpu", "dry_run=true", cwd=ROOT, timeout=180)
     shown = re.findall(r"^(error|warning|note)\[([\w-]+)\]: ", dry_run.err, re.MULTILINE)
     assert shown == kinds(found)
