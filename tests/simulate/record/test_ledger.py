@@ -37,7 +37,7 @@ def told(entries: tuple[Collective, ...]) -> list[Told]:
     return [(e.phase, e.axis, e.kind, e.module, e.rule and e.rule[0], e.overlapped) for e in entries]
 
 
-NORMS, OUT, ROOT = "layers.*.{attention_norm,ffn_norm}", "layers.*.{attention.wo,feed_forward.w2}", ""
+OUT, ROOT = "layers.*.{attention.wo,feed_forward.w2}", ""
 
 
 def forward(layer: int) -> Iterator[tuple[str, str, str]]:
@@ -82,16 +82,14 @@ def whole_step(layers: int, checkpoint: bool) -> Iterator[Told]:
                 yield "backward", "tp", kind, module, rule, False
         for kind, module, rule in rest:
             yield "backward", "tp", kind, module, rule, False
-        for norm in ("attention_norm", "ffn_norm"):
-            yield "backward", "tp", "all_reduce", f"layers.{layer}.{norm}", NORMS, False
         # The embedding runs beside the last of these.
         yield "backward", "dp_shard", "reduce_scatter", f"layers.{layer}", "layers.*", True
     yield "backward", "tp", "all_gather", "tok_embeddings", "tok_embeddings", False
-    yield "backward", "tp", "all_reduce", "norm", "norm", False
     for module in (ROOT, "tok_embeddings"):  # nothing is left to run
         yield "backward", "dp_shard", "reduce_scatter", module, module, False
     yield "loss", "dp_shard", "all_reduce", "", None, False
-    for axis in ("dp_shard", "tp"):
+    # The gradients of all norms together, then the two sums of the gradient norm.
+    for axis in ("tp", "dp_shard", "tp"):
         yield "clip", axis, "all_reduce", "", None, False
 
 
