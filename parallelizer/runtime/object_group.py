@@ -2,8 +2,8 @@
 
 NCCL takes tensors on GPUs only. A world of NCCL has one group of gloo beside it, over all ranks, for both; the mesh's axes
 have none. By default a group of gloo connects every rank to every other. In this group a rank connects to those that it
-exchanges messages with: two neighbours to gather objects, in a world of any size. A world of gloo carries objects itself, and a
-group for each `Checkpoints` the messages of its thread.
+exchanges messages with: two neighbours to gather objects, in a world of any size. Rank 0 connects to all when a checkpoint is
+saved. A world of gloo carries objects itself, and a group for each `Checkpoints` the messages of its thread.
 
 Checkpoints are written in a thread beside the training. Two threads must not use one group at the same time, since
 their messages would meet in another order on another rank. So the main thread waits until the thread has ended.
@@ -85,5 +85,5 @@ def _gloo() -> dist.ProcessGroup | None:
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connect when the first message is sent
         _made.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
         # Connect to both neighbours while every rank is here: to connect to a rank that has ended takes several timeouts.
-        dist.all_reduce(torch.zeros(1), group=_made.group)
+        dist.all_reduce(torch.zeros(1, device="cpu"), group=_made.group)
     return _made.group

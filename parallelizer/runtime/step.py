@@ -32,6 +32,7 @@ from parallelizer.runtime.state import (
     restore_buffers,
     state_of,
 )
+from parallelizer.styles.partial_gradients import summed_behind
 from parallelizer.styles.sharded_logits import taken_sharded
 
 Batch = Mapping[str, torch.Tensor]
@@ -150,7 +151,8 @@ def _train_step(
     optimizer.zero_grad(set_to_none=True)
     if skip_nonfinite:
         random, put_back = RandomState.now(device_of(model)), kept_buffers(model)
-    totals = accumulate(model, parts, loss)
+    with summed_behind():
+        totals = accumulate(model, parts, loss)
     local = totals.clone() if skip_nonfinite else totals
     with phase("loss"):
         for group in groups:

@@ -1,14 +1,16 @@
 """Gradients that FSDP reduces over the data ranks while they lie partial over other axes.
 
 FSDP sums such a gradient before it reduces it: one all-reduce for each, in the dtype of computation, during backward. Sums
-over axes can be exchanged. Here FSDP reduces each rank's own part, and the reduced gradient of the shard is a DTensor that lies
-partial. Whatever reads it next sums it, in the dtype of the parameter.
+over axes can be exchanged. In a step of ours FSDP reduces each rank's own part, and the reduced gradient of the shard is a
+DTensor that lies partial. The step sums it behind backward, in the dtype of the parameter. In loops of users' own FSDP sums as
+ever: their hooks, clipping and optimizers may read the local part alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -30,26 +32,41 @@ def summed_axes(gradient: Sequence[Placement], param: Sequence[Placement]) -> tu
     return tuple(axes)
 
 
-def keep_partial(unit: nn.Module) -> None:
-    """From the next forward of `unit` on, let FSDP reduce partial gradients as they are.
+_behind = False
+"""Whether a step is running that sums partial gradients behind backward. Not a ContextVar: autograd has threads of its own."""
 
-    FSDP makes the parameters that forward sees when it gathers first, and materialising a model replaces the sharded ones. So
+
+@contextmanager
+def summed_behind() -> Iterator[None]:
+    """Inside, FSDP reduces partial gradients as they are. Whoever enters calls `sum_partial` behind backward."""
+    global _behind
+    before, _behind = _behind, True
+    try:
+        yield
+    finally:
+        _behind = before
+
+
+def keep_partial(unit: nn.Module) -> None:
+    """From the next forward of `unit` on, let FSDP reduce partial gradients as they are, inside `summed_behind`.
+
+    FSDP makes the parameters that forward sees at its first gather, and materialising a model replaces the sharded ones. So
     the hooks are looked after whenever the unit's forward begins, behind FSDP's own hook.
     """
-    known: dict[DTensor, _Reduced] = {}
+    known: dict[DTensor, _FollowedParameter] = {}
 
     @torch.compiler.disable
     def attach(*_: Any) -> None:
         for shard, whole in torch_private.sharded_and_whole(cast(FSDPModule, unit)):
             if isinstance(whole, DTensor) and whole.requires_grad and Replicate() in whole.placements:
                 if whole not in known:
-                    known[whole] = _Reduced(whole)
+                    known[whole] = _FollowedParameter(whole)
                 known[whole].follow(shard)
 
     unit.register_forward_pre_hook(attach)
 
 
-class _Reduced:
+class _FollowedParameter:
     """One parameter of a unit of FSDP, of which each rank has a shard.
 
     FSDP adds up the local parts of gradients, so all that it adds up must lie alike. `axes`, of the whole parameter's mesh, are
@@ -69,7 +86,7 @@ class _Reduced:
 
     def arrived(self, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient of the whole parameter, as FSDP shall see it: what is partial by name, FSDP would sum."""
-        if not isinstance(gradient, DTensor):
+        if not _behind or not isinstance(gradient, DTensor):
             return gradient
         own = summed_axes(gradient.placements, self.placements)
         if self.axes is None:

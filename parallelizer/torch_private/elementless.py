@@ -36,10 +36,12 @@ class Elementless(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class there
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for value, says in zip(args, func._schema.arguments, strict=False):
+        kwargs = kwargs or {}
+        for at, says in enumerate(func._schema.arguments):
+            value = args[at] if at < len(args) else kwargs.get(says.name)
             if isinstance(value, cls) and says.alias_info is not None and says.alias_info.is_write:
                 raise TypeError(
                     f"{func} writes into a {cls.__name__}, whose elements are made when they are read"
                 )
-        given = tree_map_only(Elementless, lambda tensor: tensor.dense(), (args, kwargs or {}))
+        given = tree_map_only(Elementless, lambda tensor: tensor.dense(), (args, kwargs))
         return func(*given[0], **given[1])

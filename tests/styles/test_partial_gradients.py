@@ -4,8 +4,7 @@ once, in the dtype of the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -19,9 +18,9 @@ import parallelizer as pz
 from parallelizer.language.plan import Mesh
 from parallelizer.runtime.partial_gradients import sum_partial
 from parallelizer.styles.fsdp import sum_instead_of_average
-from parallelizer.styles.partial_gradients import keep_partial
+from parallelizer.styles.partial_gradients import keep_partial, summed_behind
 from tests.findings import on_meta
-from tests.parity import CLIP, plan, token_batch
+from tests.parity import plan, token_batch
 from tests.ranks import run_ranks
 from tests.runtime.test_step import llama
 
@@ -79,7 +78,8 @@ def test_however_gradients_come_together(
                 sum_partial(model.parameters())
                 continue
             model.set_requires_gradient_sync(step == ways)  # type: ignore[operator]
-            model(own, ways).backward()
+            with summed_behind():
+                model(own, ways).backward()
         gradient = model.weight.grad
         assert isinstance(gradient, DTensor)
         if partial is not None:
@@ -103,7 +103,8 @@ def test_sixteen_bit_gradients_are_added_up_in_float32() -> None:
         fully_shard(model, mesh=mesh["dp_shard"], mp_policy=policy)
         keep_partial(model)
         rows = torch.tensor([512.0, 2, 2, 2]).unsqueeze(1).expand(4, SIZE).contiguous()
-        model(rows, "split").backward()
+        with summed_behind():
+            model(rows, "split").backward()
         sum_partial(model.parameters())
         assert isinstance(model.weight.grad, DTensor) and model.weight.grad.dtype == torch.float32
         return model.weight.grad.to_local()[0].item()
@@ -124,18 +125,13 @@ def split_llama(sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Tensor]]:
     return model, pz.shard_batch(token_batch(), plan("extends: llama"), mesh)
 
 
-def backward(model: nn.Module, batch: dict[str, Tensor]) -> None:
-    total = pz.cross_entropy(model(batch["input_ids"]), batch["labels"])
-    pz.mean_loss(total, batch["labels"].numel(), model).backward()
-
-
 @pytest.mark.ranks
 def test_backward_has_no_all_reduce_over_tp_and_the_sum_has_one() -> None:
     def worker() -> tuple[int, int, int]:
         model, batch = split_llama({"dp_shard": 2, "tp": 2})
         total = pz.cross_entropy(model(batch["input_ids"]), batch["labels"])
         loss = pz.mean_loss(total, batch["labels"].numel(), model)
-        with CommDebugMode() as during:
+        with CommDebugMode() as during, summed_behind():
             loss.backward()
         gradients = [p.grad for p in model.parameters() if isinstance(p.grad, DTensor)]
         partial = [g for g in gradients if any(placement.is_partial() for placement in g.placements)]
@@ -146,36 +142,22 @@ def test_backward_has_no_all_reduce_over_tp_and_the_sum_has_one() -> None:
     assert run_ranks(worker, 4) == [(2 * 2 + 1, 0, 1)] * 4
 
 
-OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
-    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-    "foreach": lambda params: torch.optim.AdamW(params, lr=0.1, foreach=True),
-    "fused": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
-    "for": lambda params: torch.optim.AdamW(params, lr=0.1, foreach=False),
-}
-
-
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("clip", [False, True])
-def test_a_loop_that_never_sums_takes_the_same_steps(name: str, clip: bool) -> None:
-    """DTensor sums what lies partial, in torch's own clipping and optimizers."""
-
+def test_in_a_loop_of_ones_own_fsdp_sums_and_hooks_see_whole_gradients() -> None:
     def worker() -> None:
-        found: list[dict[str, Tensor]] = []
-        for own in (False, True):
-            model, batch = split_llama({"dp_shard": 2, "tp": 2})
-            groups: Any = pz.parameter_groups(model.parameters(), 0.0)
-            optimizer = OPTIMIZERS[name](groups)
-            for _ in range(2):
-                backward(model, batch)
-                if not own:
-                    sum_partial(model.parameters())
-                if clip:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP, foreach=False)
-                optimizer.step()
-                optimizer.zero_grad()
-            found.append(pz.whole_state_dict(model))
-        for key, value in found[0].items():
-            torch.testing.assert_close(found[1][key], value, rtol=1e-11, atol=1e-13)
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
+        model = Scale(mesh)
+        fully_shard(model, mesh=mesh["dp_shard"])
+        keep_partial(model)
+        seen: list[Tensor] = []
+        model.weight.register_post_accumulate_grad_hook(
+            lambda p: seen.append(cast(DTensor, p.grad).to_local())
+        )
+        rows = torch.arange(4.0 * SIZE, dtype=torch.float64).reshape(4, SIZE)
+        for _ in range(2):
+            model(rows, "split").backward()
+        gradient = model.weight.grad
+        assert isinstance(gradient, DTensor) and gradient.placements == (Shard(0), Replicate())
+        torch.testing.assert_close(seen[-1], 2 * rows.sum(0), rtol=1e-12, atol=0.0)
 
-    run_ranks(worker, 4)
+    run_ranks(worker, 2)

@@ -49,6 +49,8 @@ class _HostBlock:
     def __init__(self, size: int, page_locked: bool) -> None:
         self.memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if page_locked:
+            # A fork would else share the pages until one side writes, and the GPU might go on with those that the child keeps.
+            self.memory.madvise(mmap.MADV_DONTFORK)
             address, runtime = (
                 torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr(),
                 torch.cuda.cudart(),

@@ -165,7 +165,8 @@ class Checkpoints:
         failure = None
         try:
             if arrived is not None:
-                arrived.synchronize()
+                with torch.cuda.device(arrived.device):  # a new thread begins on the first GPU
+                    arrived.synchronize()
             self._written(path, pieces, about)
         except Exception as error:  # whatever the system or another rank raises: the run goes on
             failure = _told(path, error)

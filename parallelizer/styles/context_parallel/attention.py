@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from parallelizer.styles.context_parallel import masked
 from parallelizer.styles.context_parallel.choice import METHODS, Heads, cheapest
-from parallelizer.styles.context_parallel.document_mask import dense
+from parallelizer.styles.context_parallel.document_mask import dense, has_elements
 from parallelizer.styles.context_parallel.dropout import dropped_attention
 from parallelizer.styles.context_parallel.gathering import GatheredAttention
 from parallelizer.styles.context_parallel.order import Order, padded
@@ -82,7 +82,7 @@ def context_attention(
     heads = Heads(q.size(1), k.size(1))
     if ulysses_degree is not None and method not in ("ulysses-ring", "auto"):
         raise ValueError(f"ulysses_degree is an option of ulysses-ring, and not of {method}")
-    if attn_mask is not None and (dropout_p or (ranks > 1 and "ring" in method)):
+    if attn_mask is not None and (dropout_p or (ranks > 1 and "ring" in method) or has_elements(attn_mask)):
         attn_mask = dense(attn_mask)
     if dropout_p:
         return dropped_attention(

@@ -27,7 +27,9 @@ Tensor = torch.Tensor
 def made(documents: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     """`dealing.document_mask` on `device`, with its elements only if documents are no stretches of neighbours."""
     if torch_private.has_values(documents):
-        documents = documents.cpu()
+        documents = documents.to(
+            "cpu", copy=True
+        )  # the mask reads them later, when their owner may have changed them
         if not are_packed(documents):
             return document_mask(to_device(documents, device), to_device(rows, device))
     return DocumentMask(documents, rows, device)
@@ -36,6 +38,11 @@ def made(documents: Tensor, rows: Tensor, device: torch.device) -> Tensor:
 def dense(mask: Tensor) -> Tensor:
     """A mask with its elements."""
     return mask.dense() if isinstance(mask, DocumentMask) else mask
+
+
+def has_elements(mask: Tensor) -> bool:
+    """Whether attention must read a mask's elements, since the model may have written into them."""
+    return not isinstance(mask, DocumentMask) or mask.viewed
 
 
 class DocumentMask(torch_private.Elementless):
@@ -54,6 +61,8 @@ class DocumentMask(torch_private.Elementless):
         self._calls: list[list[KernelCall]] | None = None
         self._whole: DocumentMask | None = None
         self._dense: Tensor | None = None
+        self.viewed = False
+        """Whether somebody has a view of the elements, through which they can be written."""
 
     def dense(self) -> Tensor:
         if torch.compiler.is_compiling():  # the code makes it where it is read, and keeps nothing
@@ -67,7 +76,7 @@ class DocumentMask(torch_private.Elementless):
         """What attention under the mask comes to, for each row of the batch; None where only the mask itself can be used: in
         compiled code, which would be compiled again for each batch.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.viewed:
             return None
         if self._calls is None:
             self._calls = calls_of(self.documents, self.rows, self.device)
@@ -93,13 +102,11 @@ class DocumentMask(torch_private.Elementless):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype", torch.bool) == torch.bool:
-            mask = args[0]
-            return DocumentMask(mask.documents, mask.rows, torch.device(kwargs.get("device", mask.device)))
-        if func is torch.ops.aten.slice.Tensor and not kwargs and args[1:2] == (0,):  # microbatches
-            mask, rest = args[0], args[1:]
-            rows = mask.rows if mask.rows.ndim == 1 else func(mask.rows, *rest)
-            return DocumentMask(func(mask.documents, *rest), rows, mask.device)
+        if isinstance(args[0], DocumentMask) and not args[0].viewed:
+            if (found := _without_elements(func, args[0], args[1:], kwargs)) is not None:
+                return found
+            if any(returned.alias_info is not None for returned in func._schema.returns):
+                args[0].viewed = True
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
@@ -116,6 +123,27 @@ class DocumentMask(torch_private.Elementless):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"DocumentMask({list(self.shape)}, device={str(self.device)!r})"
+
+
+def _without_elements(
+    func: Any, mask: DocumentMask, rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DocumentMask | None:
+    """What an operator makes of a mask that has no elements, if that has none either: a copy, or some rows of the batch."""
+    aten = torch.ops.aten
+    documents, rows, device = mask.documents, mask.rows, mask.device
+    if func is aten._to_copy.default and kwargs.get("dtype", torch.bool) == torch.bool:
+        return DocumentMask(documents, rows, torch.device(kwargs.get("device", device)))
+    if func in (aten.clone.default, aten.detach.default, aten.alias.default):
+        return DocumentMask(documents, rows, device)
+    if func is not aten.slice.Tensor or kwargs:
+        return None
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    dim, start, end, step = rest + defaults[len(rest) :]
+    if not start and step == 1 and (end is None or end >= mask.size(dim)):
+        return DocumentMask(documents, rows, device)
+    if dim == 0:  # microbatches
+        return DocumentMask(func(documents, *rest), rows if rows.ndim == 1 else func(rows, *rest), device)
+    return None
 
 
 def _attend(

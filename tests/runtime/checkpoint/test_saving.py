@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +129,16 @@ def test_what_killed_runs_left_goes_when_the_next_one_starts(tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["step_9"]
 
 
-def test_nothing_is_written_before_the_copies_from_a_gpu_have_arrived(tmp_path: Path) -> None:
+def test_nothing_is_written_before_the_copies_from_a_gpu_have_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = torch.zeros(3)
+    waited_on: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda gpu: nullcontext(waited_on.append(gpu)))
 
     class Event:
+        device = "the rank's GPU"
+
         def synchronize(self) -> None:
             values.fill_(7)
 
@@ -143,6 +149,7 @@ def test_nothing_is_written_before_the_copies_from_a_gpu_have_arrived(tmp_path: 
     read = {"model.weight": torch.zeros(3)}
     dcp.load(read, storage_reader=dcp.FileSystemReader(tmp_path / "step_1"), no_dist=True)
     assert read["model.weight"].tolist() == [7, 7, 7]
+    assert waited_on == ["the rank's GPU"]
 
 
 def test_the_thread_that_writes_uses_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -145,14 +146,48 @@ def test_all_else_sees_the_elements_and_cannot_write_into_them() -> None:
     )
     assert torch.equal(mask[1, 0, 3:5], right[1, 0, 3:5])
     assert dense(mask) is dense(mask)
-    with pytest.raises(TypeError, match="writes into a DocumentMask"):
-        mask.logical_not_()
+    for write in (lambda: mask.logical_not_(), lambda: torch.logical_not(right, out=mask)):
+        with pytest.raises(TypeError, match="writes into a DocumentMask"):
+            write()
     scores = torch.zeros(2, 1, 9, 9)
     assert torch.equal(scores.masked_fill_(mask, 1.0), right.float())
 
 
 @pytest.mark.parametrize(
-    "made_twice", [lambda mask: pickle.loads(pickle.dumps(mask)), lambda mask: mask.to("meta").to("cpu")]
+    "write",
+    [
+        lambda mask: mask[:, :, :, 0].fill_(True),
+        lambda mask: mask.squeeze(1)[1].fill_(True),
+        lambda mask: mask[:, :, :3].logical_not_(),
+        lambda mask: mask.view(-1)[:6].fill_(True),
+    ],
+)
+def test_what_is_written_through_a_view_counts(write: Any) -> None:
+    ids, at = documents(2, 9), torch.arange(9)
+    mask, right = made(ids, at, CPU), document_mask(ids, at)
+    write(mask)
+    write(right)
+    q, k, v = torch.randn(3, 2, 1, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = F.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, right))
+
+
+def test_a_mask_is_that_of_the_documents_when_it_was_made() -> None:
+    ids, at = documents(2, 9), torch.arange(9)
+    mask, right = made(ids, at, CPU), document_mask(ids, at)
+    ids.fill_(0)
+    assert torch.equal(dense(mask), right)
+
+
+@pytest.mark.parametrize(
+    "made_twice",
+    [
+        lambda mask: pickle.loads(pickle.dumps(mask)),
+        lambda mask: mask.to("meta").to("cpu"),
+        copy.deepcopy,
+        lambda mask: mask.detach().clone(),
+        lambda mask: mask[:, :, :, :16],
+    ],
 )
 def test_copies_and_rows_of_the_batch_have_no_elements_either(made_twice: Any) -> None:
     ids = documents(4, 16)
