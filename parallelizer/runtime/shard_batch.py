@@ -44,9 +44,8 @@ def shard_batch(
     Both are also made without context parallelism and without a mesh.
     If an entry has a `pad`, a length that does not divide is padded, and `unshard` removes the padding.
     With `device`, the result is on that device; the host does not wait for copies to a GPU, which are made
-    in the current stream: work in another stream must wait for it. The returned tensors store their order; copies of
-    them do not. `axes` renames the
-    axes of a DeviceMesh with other names, as in `rename_axes`.
+    in the current stream: work in another stream must wait for it. The returned tensors store their order;
+    copies of them do not. `axes` renames the axes of a DeviceMesh with other names, as in `rename_axes`.
 
     Raises ValueError if the data ranks do not divide the rows, if ranks that must have the same batch have
     different ones, if the sequence is not a multiple of twice the size of cp, if no entry has its length,
