@@ -113,7 +113,7 @@ def _into(gradient: Tensor, softmax: Tensor, column: Tensor, here: Tensor, scale
     """The gradients of some rows, whose softmax is overwritten. `here` says which rows hold the label's column."""
     if softmax.shape[-1]:
         softmax.scatter_add_(-1, column[:, None], -here.to(softmax.dtype)[:, None])
-    torch.mul(softmax, scale[:, None], out=gradient)
+    gradient.copy_(softmax.mul_(scale[:, None]))  # with `out=gradient`, a CPU would hold the product twice
 
 
 def _terms(logits: Tensor, largest: Tensor, column: Tensor, here: Tensor) -> Tensor:

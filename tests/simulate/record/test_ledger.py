@@ -293,10 +293,9 @@ def test_ulysses_inside_a_ring_sends_over_cp_what_is_predicted_and_the_closed_fo
 @pytest.mark.parametrize("ranks", MORE)
 def test_real_ranks_send_what_is_predicted_of_each(ranks: int) -> None:
     setups = {name: llama(*overrides) for name, overrides in MORE[ranks].items()}
-    uneven = ("model.dim=48", "model.n_heads=4", "model.n_kv_heads=2")
-    setups["uneven"] = llama(
-        "parallel.mesh.dp_shard=2", f"parallel.mesh.tp={ranks // 2}", *uneven, "model.vocab_size=250"
-    )
+    uneven = ("model.dim=48", "model.n_heads=4", "model.n_kv_heads=2", "model.vocab_size=250")
+    tokens = tuple(f"model.batch.{name}.range=[0,250]" for name in ("input_ids", "labels"))
+    setups["uneven"] = llama("parallel.mesh.dp_shard=2", f"parallel.mesh.tp={ranks // 2}", *uneven, *tokens)
     setups["gpt"] = setup_of(*GPT, "parallel.mesh.dp_shard=2", f"parallel.mesh.tp={ranks // 2}")
     compare(setups)
 
