@@ -76,12 +76,14 @@ class _FollowedParameter:
     def __init__(self, whole: DTensor) -> None:
         self.placements = whole.placements
         self.shard: nn.Parameter | None = None
+        self.added_to = False
         self.axes: tuple[int, ...] | None = None
         whole.register_hook(self.arrived)
 
     def follow(self, shard: nn.Parameter) -> None:
         if shard is not self.shard:
             self.shard = shard
+            shard.register_hook(self.adds)
             shard.register_post_accumulate_grad_hook(self.reduced)
 
     def arrived(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -102,16 +104,24 @@ class _FollowedParameter:
             local = gradient.redistribute(placements=self.placements).to_local() / ranks
         return _lies(gradient, local, self.placements)
 
+    def adds(self, _: torch.Tensor) -> None:
+        """Autograd itself is about to add to the gradient of the shard, such as the one of a penalty on parameters."""
+        self.added_to = True
+
     def reduced(self, shard: torch.Tensor) -> None:
-        """FSDP has added a reduced gradient to that of the shard."""
-        axes, self.axes = self.axes, None
-        gradient = shard.grad
+        """FSDP has added a reduced gradient to that of the shard; or autograd has added one that is whole."""
+        axes, gradient, whole = self.axes, shard.grad, self.added_to
+        self.added_to = False
+        if not whole:
+            self.axes = None
         if not axes or not isinstance(gradient, DTensor) or self._partial(gradient) == axes:
             return
-        placements = list(gradient.placements)
+        mesh, placements, local = gradient.device_mesh, list(gradient.placements), gradient.to_local()
         for axis in axes:
             placements[axis - len(self.placements)] = Partial()
-        shard.grad = _lies(gradient, gradient.to_local(), placements)
+            if whole:  # FSDP will add the rank's own part to the rank's share
+                local = local / mesh.size(mesh.ndim + axis - len(self.placements))
+        shard.grad = _lies(gradient, local, placements)
 
     def _partial(self, gradient: DTensor) -> tuple[int, ...]:
         """The axes of the whole parameter's mesh, the last ones of the shard's, over which the shard's gradient lies partial."""

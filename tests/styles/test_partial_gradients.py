@@ -95,6 +95,34 @@ def test_however_gradients_come_together(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_penalty_on_the_shards_themselves_counts_once(earlier: bool) -> None:
+    def worker() -> None:
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
+        model = Scale(mesh)
+        fully_shard(model, mesh=mesh["dp_shard"])
+        sum_instead_of_average(model)
+        keep_partial(model)
+        rows = torch.arange(4.0 * SIZE, dtype=torch.float64).reshape(4, SIZE)
+        for _ in range(2):  # the hooks of the shard are there from the first forward on
+            model.zero_grad()
+
+            def penalty() -> Tensor:
+                return 50 * cast(DTensor, (cast(DTensor, model.weight) ** 2).sum()).full_tensor()
+
+            with summed_behind():
+                first = penalty() if earlier else None
+                output = model(rows, "split")
+                (output + (penalty() if first is None else first)).backward()
+            sum_partial(model.parameters())
+            assert isinstance(model.weight.grad, DTensor)
+            expected = rows.sum(0) + 100
+            torch.testing.assert_close(model.weight.grad.full_tensor(), expected, rtol=1e-12, atol=0.0)
+
+    run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
 def test_sixteen_bit_gradients_are_added_up_in_float32() -> None:
     def worker() -> float:
         mesh = init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp_shard", "tp"))
