@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from parallelizer.styles.partial_gradients import summed_axes
+from parallelizer.styles.fsdp_partial import summed_axes
 
 SMALL = 2**20
 """The most bytes of a gradient that is copied in order to be summed together with others. No limit on their sum, so that the

@@ -32,7 +32,7 @@ from parallelizer.runtime.state import (
     restore_buffers,
     state_of,
 )
-from parallelizer.styles.partial_gradients import summed_behind
+from parallelizer.styles.fsdp_partial import summed_behind
 from parallelizer.styles.sharded_logits import taken_sharded
 
 Batch = Mapping[str, torch.Tensor]

@@ -171,7 +171,7 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     from parallelizer.mesh import data_groups, expert_fsdp_mesh, fsdp_mesh
-    from parallelizer.styles.partial_gradients import keep_partial
+    from parallelizer.styles.fsdp_partial import keep_partial
 
     options, experts = unit.options, is_of_experts(unit)
     mesh = expert_fsdp_mesh(live.mesh) if experts else fsdp_mesh(live.mesh)

@@ -1,4 +1,4 @@
-"""Losses on logits that are sharded over the vocabulary: no rank ever holds a whole row of them.
+"""Cross entropy of logits, whole or sharded over the vocabulary. Of sharded ones no rank ever holds a whole row.
 
 The cross entropy is the vocabulary-parallel one of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053,
 section 3): ranks exchange numbers of tokens, never of logits. For one token with logits z and the label t,

@@ -43,7 +43,7 @@ from parallelizer.runtime.step import train_step
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.trace import local_parts
-from parallelizer.styles import partial_gradients
+from parallelizer.styles import fsdp_partial
 from parallelizer.styles.application import Program
 from parallelizer.torch_private import FakeTensors
 from tests import findings
@@ -476,7 +476,7 @@ def _both(
         remember(model, ParallelState(program, mesh, {}, nothing, tuple(data_groups(mesh))))
 
     # Exported code leaves the sums of partial gradients to FSDP: there is no public way to what it gathers.
-    with mock.patch.object(partial_gradients, "keep_partial", lambda unit: None):
+    with mock.patch.object(fsdp_partial, "keep_partial", lambda unit: None):
         compiled = _recorded(program, copy.deepcopy(model), ours, apply, workload, loss)
     return compiled, _recorded(program, model, ours, exported, workload, loss)
 

@@ -18,7 +18,7 @@ import parallelizer as pz
 from parallelizer.language.plan import Mesh
 from parallelizer.runtime.partial_gradients import sum_partial
 from parallelizer.styles.fsdp import sum_instead_of_average
-from parallelizer.styles.partial_gradients import keep_partial, summed_behind
+from parallelizer.styles.fsdp_partial import keep_partial, summed_behind
 from tests.findings import on_meta
 from tests.parity import plan, token_batch
 from tests.ranks import run_ranks
