@@ -16,7 +16,7 @@ import torch.distributed as dist
 import parallelizer as pz
 from parallelizer.runtime import object_group
 from parallelizer.runtime.fail_together import gathered
-from parallelizer.runtime.launch import gpu_rank, rank
+from parallelizer.runtime.launch import gpu_rank, numa, rank
 from parallelizer.training.guards import Guards
 from tests.parity import token_loss
 from tests.ranks import run_ranks
@@ -101,6 +101,7 @@ class Recorded:
         self.threads: list[int] = []
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
         monkeypatch.setattr(torch.cuda, "set_device", self.devices.append)
+        monkeypatch.setattr(numa, "address", lambda gpu: f"0000:{gpu:02x}:00.0")
         monkeypatch.setattr(torch, "set_num_threads", self.threads.append)
         monkeypatch.setattr(torch.autograd, "set_multithreading_enabled", self.backends_of_autograd)
         monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: self.backends.append(backend))

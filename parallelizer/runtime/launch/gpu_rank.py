@@ -1,4 +1,6 @@
-"""What a rank on a GPU sets before it uses CUDA: its device, its threads, and torch's variables of the environment."""
+"""What a rank on a GPU sets before it uses CUDA: its device, its cores, its threads, and torch's variables of the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import os
 from pathlib import Path
 
 import torch
+
+from parallelizer.runtime.launch import numa
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The names of the allocator's settings, the second that of older releases of torch."""
@@ -24,25 +28,33 @@ def prepare_gpu_rank(local_rank: int, local_ranks: int) -> torch.device:
     """Make this process a rank on a GPU, and return its device: the GPU of its `local_rank`, or the only one that its
     launcher lets it see.
 
-    Variables that the user has set keep their values.
+    The rank is bound to the cores near its GPU, unless the cores are chosen already: see `numa`. Variables that the user has
+    set keep their values.
     """
     if not any(name in os.environ for name in _ALLOCATOR):
         # Segments that grow leave fewer gaps. It is read when CUDA is initialised.
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     for name, value in _NCCL.items():
         os.environ.setdefault(name, value)
+    seen = max(1, torch.cuda.device_count())
+    place = torch.device("cuda", local_rank % seen)
+    # Before the device is used: memory of the host is then near it, and threads of CUDA run there.
+    sharing = numa.bind_to_node_of(
+        [numa.address(rank % seen) for rank in range(max(local_ranks, local_rank + 1))], local_rank
+    )
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads(local_ranks))
+        torch.set_num_threads(threads(sharing))
     # Backward runs in this thread, whose stack tells where a rank stands. By default every GPU has a thread for it.
     torch.autograd.set_multithreading_enabled(False)
-    place = torch.device("cuda", local_rank % max(1, torch.cuda.device_count()))
     torch.cuda.set_device(place)
     return place
 
 
-def threads(local_ranks: int) -> int:
-    """A rank's share of the cores. A new process would take all of them, as would its neighbours."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, local_ranks))
+def threads(ranks: int) -> int:
+    """A rank's share of the cores that it may use, which `ranks` ranks share. A new process would take all of them, as would
+    its neighbours.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
 
 
 def record_collectives_in(folder: Path) -> None:
