@@ -169,8 +169,10 @@ def test_what_the_user_has_set_stays(recorded: Recorded, monkeypatch: pytest.Mon
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")
     rank.enter_group("cuda", 0, 60.0)
-    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    assert "PYTORCH_ALLOC_CONF" not in os.environ and "TORCH_FR_BUFFER_SIZE" not in os.environ
 
 
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -187,11 +189,13 @@ def dumps_of(device: str, log_dir: Path | None, folder: Path) -> set[str | None]
 def test_a_rank_on_a_gpu_writes_the_record_of_its_collectives_into_the_run_s_folder(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in (*DUMPS, "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RESTART_COUNT"):
+    pipe = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+    for name in (*DUMPS, pipe, "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     assert dumps_of("cpu", tmp_path, tmp_path) == dumps_of("cuda", None, tmp_path) == {None}
     assert dumps_of("cuda", tmp_path / "logs", tmp_path) == {f"{tmp_path}/logs/collectives_rank"}
+    assert os.environ[pipe] == f"{tmp_path}/collectives."
     for name in DUMPS:
         monkeypatch.delenv(name)
     monkeypatch.setenv(DUMPS[1], "/elsewhere/rank")

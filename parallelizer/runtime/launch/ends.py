@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.launch import records
 from parallelizer.runtime.launch.failures import Failure, LaunchError
 from parallelizer.runtime.launch.lookout import ranks_text
 from parallelizer.runtime.launch.restarts import End
@@ -40,7 +41,9 @@ def what_happened(watch: Watch, trouble: Exception) -> LaunchError | PlanError:
     if first.text:
         parts.append(f"\n{first.text.rstrip()}\n")
     parts += _followers(others)
-    return LaunchError("\n".join(parts), _help(watch, first, others))
+    found = watch.lacking()
+    help = _help(watch, first, others, bool(found))
+    return LaunchError("\n".join([*parts, *found]), help)
 
 
 MOST_FOLLOWERS = 8
@@ -120,7 +123,7 @@ def _ending(code: int | None) -> str:
         return f"was killed by signal {-code} (exit code {code})"
 
 
-def _help(watch: Watch, first: Failure, others: Sequence[Failure]) -> str | None:
+def _help(watch: Watch, first: Failure, others: Sequence[Failure], recorded: bool) -> str | None:
     lines = []
     if "SIGKILL" in first.line and not first.text:
         lines.append(
@@ -133,4 +136,8 @@ def _help(watch: Watch, first: Failure, others: Sequence[Failure]) -> str | None
         lines.append(f"its output: {folder / f'rank{first.rank}.log'}")
     if folder is not None and others:
         lines.append(f"the others' tracebacks: {folder / 'rank*.log'}")
+    if folder is not None and recorded:
+        lines.append(
+            f"torch's program `torchfrtrace` prints the records of collectives: {records.prefix(folder)}*"
+        )
     return "\n".join(lines) or None

@@ -5,7 +5,6 @@ environment.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
@@ -23,6 +22,9 @@ _NCCL = {
 receives is off: each channel of a pipeline has its own group, in which both ranks have the same order.
 """
 
+_OLDER = {"TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE"}
+"""Their names in older releases of torch, which it still reads."""
+
 
 def prepare_gpu_rank(local_rank: int, local_ranks: int) -> torch.device:
     """Make this process a rank on a GPU, and return its device: the GPU of its `local_rank`, or the only one that its
@@ -35,7 +37,8 @@ def prepare_gpu_rank(local_rank: int, local_ranks: int) -> torch.device:
         # Segments that grow leave fewer gaps. It is read when CUDA is initialised.
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     for name, value in _NCCL.items():
-        os.environ.setdefault(name, value)
+        if _OLDER.get(name, name) not in os.environ:
+            os.environ.setdefault(name, value)
     seen = max(1, torch.cuda.device_count())
     place = torch.device("cuda", local_rank % seen)
     # Before the device is used: memory of the host is then near it, and threads of CUDA run there.
@@ -55,12 +58,3 @@ def threads(ranks: int) -> int:
     its neighbours.
     """
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
-
-
-def record_collectives_in(folder: Path) -> None:
-    """Let ranks write what they remember of their collectives to `folder/collectives_rank<k>`, unless the user has named
-    another place.
-    """
-    if not {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"} & set(os.environ):
-        prefix = str(folder / "collectives_rank")
-        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = prefix

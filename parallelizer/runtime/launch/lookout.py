@@ -9,7 +9,7 @@ not found here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from parallelizer.runtime.launch.heartbeat import Beat
 from parallelizer.runtime.launch.stacks import Stack
@@ -110,7 +110,7 @@ def _place(beat: Beat | None) -> str:
     return f"step {beat.step}" + ("" if beat.doing == "step" else f" ({beat.doing})")
 
 
-def ranks_text(ranks: Sequence[int] | set[int]) -> str:
+def ranks_text(ranks: Collection[int]) -> str:
     """`rank 3`, `ranks 3, 7`, `ranks 0-2, 5`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):

@@ -28,7 +28,8 @@ from parallelizer.child import cuda_use
 from parallelizer.runtime.launch import heartbeat
 from parallelizer.runtime.launch.failures import Failure as Failure
 from parallelizer.runtime.launch.failures import LaunchError, failure_of
-from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank, record_collectives_in
+from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank
+from parallelizer.runtime.launch.records import record_collectives_in
 from parallelizer.runtime.launch.stacks import answer_requests
 from parallelizer.runtime.launch.stopping import stop_signals
 from parallelizer.runtime.object_group import object_group
@@ -106,7 +107,7 @@ def _enter(job: Launch, rank: int) -> None:
     store = dist.FileStore(str(job.folder / "store"), job.ranks)
     store.set_timeout(timedelta(seconds=job.collective_timeout))
     if job.device == "cuda" and job.log_dir is not None:
-        record_collectives_in(job.log_dir)
+        record_collectives_in(job.log_dir, job.folder)
     enter_group(job.device, rank, job.collective_timeout, store, rank, job.ranks)
 
 

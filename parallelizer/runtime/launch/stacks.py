@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 REQUEST: int = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGUSR2
 """The signal that asks for a stack. SIGUSR1 asks to save and stop, SIGUSR2 is submitit's, where there is Slurm."""
 
@@ -27,6 +29,8 @@ _WAITS = re.compile(r"\.(wait|tolist|item)\(|synchronize\(")
 """Calls that wait: for a collective (`work.wait()` has no frame of its own), or for everything that a GPU still has to do.
 NCCL's collectives run on the GPU, so that a rank passes them, and stops where it reads a value back.
 """
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 _THROUGH = (
     "torch/_ops.py",
@@ -69,6 +73,11 @@ class Stack:
         inner = next((f for f in self.frames if not f.file.endswith(_THROUGH)), self.frames[0])
         line = linecache.getline(inner.file, inner.line)
         return inner.file.endswith(_COLLECTIVES) or _WAITS.search(line) is not None
+
+    @property
+    def place(self) -> Frame:
+        """The innermost frame outside of torch."""
+        return next((f for f in self.frames if not f.file.startswith(_TORCH)), self.frames[0])
 
     def __str__(self) -> str:
         """What a person wants to see: down to the worker, and without what torch puts around each module."""

@@ -11,13 +11,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from parallelizer.runtime.launch import lookout
+from parallelizer.runtime.launch import lacking, lookout, records
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.launch.heartbeat import Beat, Beats
 from parallelizer.runtime.launch.lookout import Lookout, ranks_text
@@ -30,6 +30,11 @@ GRACE = 5.0
 
 SOON = 2.0
 """The same where ranks take SIGTERM for a request: seconds after the first has ended, to say why they fail too."""
+
+ANSWER = 3.0
+"""Seconds in which ranks of NCCL write the record of their collectives when they are asked: they look for a request every
+second.
+"""
 
 PERIOD = 0.05
 """Seconds between two looks at the ranks."""
@@ -56,6 +61,8 @@ class Watch:
     """Those of them that the others waited for."""
     asked: int = 0
     """The signal by which the ranks were asked to save and stop, 0 while they were not."""
+    since: float = field(default_factory=time.time)
+    """When the attempt began, by the clock."""
     _beats: Beats | None = None
 
     def ranks(self, kind: str) -> set[int]:
@@ -75,6 +82,19 @@ class Watch:
         if self._beats is None:
             self._beats = Beats(self.job.folder / "beats", self.job.ranks)
         return {rank: self._beats.last(rank) for rank in range(self.job.ranks)}
+
+    def lacking(
+        self, since: float | None = None, within: float = 0.0, places: Mapping[int, str] | None = None
+    ) -> list[str]:
+        """Which ranks lack which collectives, by the records that ranks have written in this attempt, or after `since`; see
+        `lacking.describe`.
+        """
+        if self.job.log_dir is None:
+            return []
+        read, unreadable = records.read_all(
+            self.job.log_dir, self.job.ranks, self.since if since is None else since, within
+        )
+        return lacking.describe(read, unreadable, places)
 
     def all_ended(self, since: float) -> bool:
         """Whether all ranks were seen, and the last of them ended `since` seconds ago or earlier."""
@@ -166,8 +186,17 @@ def _look_out(watch: Watch, slow: Lookout, now: float) -> None:
     beats = {rank: beat for rank, beat in watch.beats().items() if rank in at_work}
     seconds = slow.look(beats, now)
     if seconds is not None:
+        since = time.time()
+        records.ask(watch.job.folder, watch.job.ranks)
         looks = [_stacks(watch, at_work), _stacks(watch, at_work)]
-        _say(lookout.describe(seconds, watch.job.ranks, beats, looks))
+        places = {rank: str(stack.place) for rank, stack in looks[-1].items()}
+        within = ANSWER if records.listening(watch.job.folder) else 0.0
+        found = watch.lacking(since, within, places)
+        _say(
+            "\n".join(
+                [lookout.describe(seconds, watch.job.ranks, beats, looks), *(f"  {line}" for line in found)]
+            )
+        )
 
 
 def _say(text: str) -> None:
