@@ -6,12 +6,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import torch
+
 from benchmarks.gpu.cases import Case, Row, Where
 from benchmarks.gpu.memory import method_rule
 
 
 def verified(where: Where, *words: str) -> Iterator[Row]:
-    """One proof: its verdict, the figures nearest to their bounds, and what it said otherwise."""
+    """One proof: its verdict, the figures nearest to their bounds, and what it said otherwise; or why it cannot be made."""
+    if left := _left_out(where, words):
+        yield left
+        return
     command = [
         sys.executable,
         "-m",
@@ -29,6 +34,15 @@ def verified(where: Where, *words: str) -> Iterator[Row]:
     yield {"verify": " ".join(words), "status": told.returncode, "said": " // ".join(said)[:500]}
     if told.returncode:
         raise RuntimeError("not proven")
+
+
+def _left_out(where: Where, words: tuple[str, ...]) -> Row | None:
+    # Proofs compute in float64. There the gradient of torch 2.11's compiled attention fails on a CPU: "expected scalar type
+    # Double but found Float".
+    compiled = any(": compile" in word for word in words)
+    if where.device == "cpu" and compiled and torch.__version__.startswith("2.11."):
+        return {"not run": f"torch {torch.__version__} cannot compile attention in float64 on a CPU"}
+    return None
 
 
 MESHES = (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.gpu import several_ranks
 from benchmarks.gpu.__main__ import PARTS, main
 from benchmarks.gpu.cases import Case, Row, Where, run
 
@@ -45,6 +48,30 @@ def test_a_part_writes_tables_and_what_it_had_no_time_for(tmp_path: Path) -> Non
         == 1
     )
     assert "not started" in (tmp_path / "part3.md").read_text()
+
+
+def test_a_proof_that_a_release_of_torch_cannot_make_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called: list[str] = []
+
+    def ran(command: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+        called.append(command[-1])
+        return subprocess.CompletedProcess(command, 0, "proven", "")
+
+    monkeypatch.setattr(subprocess, "run", ran)
+    cases = {case.name: case.arguments for case in PARTS[2]}
+    compiled, eager = cases["verify compiled fsdp2_tp2"], cases["verify fsdp2_tp2"]
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    assert [*several_ranks.verified(Where("cpu", True, tmp_path), *compiled)] == [
+        {"not run": "torch 2.11.0+cu130 cannot compile attention in float64 on a CPU"}
+    ]
+    assert not called
+    [*several_ranks.verified(Where("cpu", True, tmp_path), *eager)]
+    [*several_ranks.verified(Where("cuda", True, tmp_path), *compiled)]
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    [*several_ranks.verified(Where("cpu", True, tmp_path), *compiled)]
+    assert called == [eager[-1], compiled[-1], compiled[-1]]
 
 
 def test_the_speed_of_every_recipe_of_float8_stands_beside_bfloat16() -> None:
