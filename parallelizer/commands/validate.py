@@ -11,7 +11,7 @@ from parallelizer.commands.import_torch import import_torch
 from parallelizer.commands.json_output import add_json_option, print_json
 from parallelizer.commands.setup_options import add_setup_options, read_setup
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 
 if TYPE_CHECKING:
     from parallelizer.configuration.setup import Setup
@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.report.documents import validate_document
 
     setup: Setup | None = None
+    found: tuple[Diagnostic, ...]
     proof = ""
     try:
         setup = read_setup(arguments)

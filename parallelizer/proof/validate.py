@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validate as validate_unproven
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
+from parallelizer.diagnostics.validated import Validated
 from parallelizer.language.load import load_plan
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
@@ -89,7 +90,7 @@ def validate(
     defaults: Mapping[str, StyleDefaults] | None = None,
     pipeline: Pipeline | None = None,
     prove: bool = True,
-) -> tuple[Diagnostic, ...]:
+) -> Validated:
     """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
     mesh: notes, then warnings, then errors, each sorted by position.
 
@@ -102,18 +103,35 @@ def validate(
     does that), but a small one runs in this way on a batch of four rows. `plan` is a plan, its name or its path, `mesh` has
     the sizes of axes, `pipeline` the schedule of one with `pp`. `workload` lets batch, sequence and heads be checked; with
     `loss(output, batch)` too, one step is followed and one is traced on a fake world, which needs no ranks and finds what no
-    file can tell. The process forks for that: it must have no process group. One that has used CUDA starts new processes
+    file can tell. Without them these checks do not run: `unchecked` of the result says so, and so does its text, which
+    `print` shows. The process forks for that: it must have no process group. One that has used CUDA starts new processes
     instead, for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
     """
     if isinstance(subject, Setup) and prove:
-        return check(subject).found
+        return _validated(check(subject).found)
     if isinstance(subject, Setup):
-        return _unproven(subject)
+        return _validated(_unproven(subject))
     found = validate_unproven(
         subject, plan, mesh, workload=workload, loss=loss, defaults=defaults, pipeline=pipeline
     )
     wrong = None if has_errors(found) else _of_model(subject, plan, mesh, workload, loss)
-    return found if wrong is None else in_order((*found, wrong))
+    lacking = [f"`{name}`" for name, given in (("workload", workload), ("loss", loss)) if given is None]
+    every = found if wrong is None else in_order((*found, wrong))
+    return _validated(every, _without_step(lacking) if lacking else "")
+
+
+def _validated(found: tuple[Diagnostic, ...], unchecked: str = "") -> Validated:
+    """With the checks that did not run because the step itself failed to."""
+    stopped = any(one.code == "trace-failed" for one in found)
+    return Validated(found, "the step did not run, so its checks were skipped" if stopped else unchecked)
+
+
+def _without_step(lacking: Sequence[str]) -> str:
+    """What is not known about a model for which `validate` got no workload or no loss."""
+    return (
+        f"`validate` needs {' and '.join(lacking)} to check a step: a norm without a rule, a fused projection without `packed` "
+        "and a loss that is a mean were not looked for"
+    )
 
 
 def _unproven(setup: Setup) -> tuple[Diagnostic, ...]:

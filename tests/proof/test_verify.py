@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +52,25 @@ def test_a_model_that_is_there_is_validated_under_a_plan_and_left_as_it_is() -> 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match="needs a plan and a mesh"):
         pz.validate(model)
+
+
+@pytest.mark.parametrize("given", [{}, {"workload": WORK}, {"loss": cross_entropy}])
+def test_without_a_workload_or_a_loss_validate_says_which_checks_did_not_run(given: dict[str, Any]) -> None:
+    found = pz.validate(llama()(), UNSUMMED, {"tp": 2}, **given)
+    assert codes(found) == []
+    lacking = " and ".join(f"`{name}`" for name in ("workload", "loss") if name not in given)
+    assert f"`validate` needs {lacking} to check a step" in found.unchecked
+    assert str(found).endswith(f"no mistake found, but {found.unchecked}")
+    assert found.unchecked in repr(found)
+
+
+def test_the_findings_of_validate_print_their_places_and_the_result() -> None:
+    whole = pz.validate(llama()(), "llama", {"tp": 2}, workload=WORK, loss=cross_entropy)
+    assert (whole.unchecked, str(whole).splitlines()[-1]) == ("", "valid")
+    wrong = pz.validate(llama()(), UNSUMMED, {"tp": 2}, workload=WORK, loss=cross_entropy)
+    assert "error[varying-gradient]" in str(wrong) and str(wrong).endswith("\n\nnot valid: 1 error")
+    copied = pickle.loads(pickle.dumps(pz.validate(llama()(), "llama", {"tp": 2})))
+    assert copied.unchecked and copied == ()
 
 
 def test_a_copy_without_memory_shares_what_the_model_shares() -> None:
