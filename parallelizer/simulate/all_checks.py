@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.diagnostic import Diagnostic, has_errors
 from parallelizer.simulate.checks.attention_shape import attention_shape
 from parallelizer.simulate.checks.compile_not_traced import compile_not_traced
 from parallelizer.simulate.checks.costly_redistribution import costly_redistribution
@@ -33,6 +33,7 @@ from parallelizer.simulate.checks.replicated_sum import replicated_sum
 from parallelizer.simulate.checks.sharded_logits import sharded_logits
 from parallelizer.simulate.checks.small_fsdp_units import small_fsdp_units
 from parallelizer.simulate.checks.traced_step import Traced
+from parallelizer.simulate.checks.unequal_random import unequal_random
 from parallelizer.simulate.checks.varying_gradient import varying_gradient
 from parallelizer.simulate.checks.varying_loss import varying_loss
 from parallelizer.simulate.trace_failed import fails_without_the_plan
@@ -87,6 +88,8 @@ def check_followed(followed: Followed) -> tuple[Diagnostic, ...]:
     elif not found:
         reasons = (one for check in FAILED for one in check(followed))
         found.append(next(iter(reasons)))
+    if followed.alone is None and has_errors(found):  # these are what comes of it
+        found = list(unequal_random(followed)) or found
     return (*found, *(one for check in ALWAYS for one in check(followed)))
 
 

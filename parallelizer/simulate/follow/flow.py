@@ -43,7 +43,15 @@ from parallelizer.simulate.follow.attention_shapes import OtherShape, watch_atte
 from parallelizer.simulate.follow.counted_positions import LocalPositions
 from parallelizer.simulate.follow.parts import Part
 from parallelizer.simulate.follow.sequence import watch_sequence
-from parallelizer.simulate.follow.varying import SEQUENCE_AXIS, EqualDraw, EqualSum, Operand, Tags, Varying
+from parallelizer.simulate.follow.varying import (
+    SEQUENCE_AXIS,
+    ApartDraw,
+    EqualDraw,
+    EqualSum,
+    Operand,
+    Tags,
+    Varying,
+)
 from parallelizer.simulate.follow.whole import TakenApart, WholeNeeded, lays_of, watch_wholes
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.styles.application import Application, Program
@@ -133,6 +141,7 @@ class FollowedStep:
     shapes: list[OtherShape] = field(default_factory=list)
     failure: StepFailure | None = None
     draws: list[EqualDraw] = field(default_factory=list)
+    apart: list[ApartDraw] = field(default_factory=list)
     folded: Run | None = None
     sharded_output: bool = False
     """Whether the loss was given DTensors."""
@@ -211,7 +220,7 @@ class _Step:
         apply(self.program, self.model, mesh)
         self.running = running = Running(self.model)
         self.varying = varying = _varying(mesh, running, self.flow)
-        varying.draws = self.flow.draws
+        varying.draws, varying.apart = self.flow.draws, self.flow.apart
         self.inputs = _watch_borders(self.program, self.model, varying, self.flow)
         fake = torch_private.FakeTensors()
         with fake:

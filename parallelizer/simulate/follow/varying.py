@@ -70,6 +70,21 @@ class EqualDraw:
     since: str
 
 
+@dataclass(frozen=True)
+class ApartDraw:
+    """Random numbers that differ between the ranks of `axis`, put in `module` on what every rank holds alike. `maker` is the
+    module that made that.
+    """
+
+    axis: str
+    module: str
+    maker: str
+
+
+class _DrawnIn(str):
+    """The module since which a value varies, because ranks draw numbers of their own in it."""
+
+
 class Varying(TorchDispatchMode):
     """Tags what is computed while it is active. Tensors without a tag are equal on all ranks.
 
@@ -93,6 +108,7 @@ class Varying(TorchDispatchMode):
         self._operands: list[torch.Tensor] = []
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.draws: list[EqualDraw] = []
+        self.apart: list[ApartDraw] = []
         # Written through a view: all tensors on the same memory change. Held, so that no address is reused.
         self.written: dict[int, tuple[Any, Tags]] = {}
 
@@ -177,7 +193,10 @@ class Varying(TorchDispatchMode):
         """
         draws = _draws(func, args)
         if draws and (apart := drawing_apart()):
-            return {**{axis: self.where() for axis in apart if axis in self.watched}, **tags}
+            drawn = {axis: _DrawnIn(self.where()) for axis in apart if axis in self.watched}
+            self._drawn_apart(read, {**drawn, **tags})
+            return {**drawn, **tags}
+        self._drawn_apart(read, tags)
         equal = [getattr(t, _EQUAL_DRAW, False) for t in read]
         if (draws or any(equal)) and current_phase() == "forward":
             for axis, since in tags.items():
@@ -188,11 +207,27 @@ class Varying(TorchDispatchMode):
             setattr(tensor, _EQUAL_DRAW, True)
         return tags
 
+    def _drawn_apart(self, read: list[torch.Tensor], tags: Tags) -> None:
+        """Note numbers of a rank's own that are put on what does not vary. Dropout may draw into a tensor that it has made."""
+        here = self.where()
+        for axis, module in tags.items():
+            if not isinstance(module, _DrawnIn) or module != here or axis not in drawing_apart():
+                continue
+            for tensor in read:
+                maker = getattr(self._local(tensor), _MAKER, None)
+                if axis in self.tags(tensor) or maker in (None, here):
+                    continue
+                found = ApartDraw(axis, here, maker)
+                if found not in self.apart:
+                    self.apart.append(found)
+
     def _union(self, tensors: Iterable[torch.Tensor]) -> Tags:
+        """The tags of all. What varied without numbers of a rank's own began to vary there."""
         union: dict[str, str] = {}
         for tensor in tensors:
             for axis, module in self.tags(tensor).items():
-                union.setdefault(axis, module)
+                if isinstance(union.get(axis, _DrawnIn()), _DrawnIn):
+                    union[axis] = module
         return union
 
     def _set(self, tensors: Iterable[torch.Tensor], tags: Tags, made_of: torch.Tensor | None = None) -> None:

@@ -29,7 +29,7 @@ class Dropping(nn.Module):
     [
         ("", ["equal-random"]),
         (", drop: local-random", []),
-        (", drop: local-random, whole: local-random", ["varying-gradient", "varying-loss"]),
+        (", drop: local-random, whole: local-random", ["unequal-random"]),
     ],
 )
 def test_parts_are_dropped_apart_and_replicas_alike(rules: str, codes: list[str], tmp_path: Path) -> None:
@@ -39,6 +39,29 @@ def test_parts_are_dropped_apart_and_replicas_alike(rules: str, codes: list[str]
     assert [d.code for d in diagnostics] == codes
     if codes == ["equal-random"]:
         assert marked(diagnostics[0]) == "up" and "`drop: local-random`" in (diagnostics[0].help or "")
+
+
+@pytest.mark.parametrize(
+    ("output", "rest", "codes"),
+    [
+        ("", "", ["unequal-random"]),
+        (", output: stream", "{style: colwise, input: stream, output: replicate}", []),
+    ],
+)
+def test_numbers_of_each_rank_s_own_on_a_whole_tensor_are_told_at_both_rules(
+    output: str, rest: str, codes: list[str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    rules = f"up: colwise, down: {{style: rowwise{output}}}, drop: local-random, whole: local-random"
+    rules += f", head: {rest}" if rest else ""
+    plan.write_text(f"version: 1\nlayouts: {{stream: shard(1)}}\nrules: {{{rules}}}\n")
+    diagnostics = found("parallel=tp2", f"model._target_={__name__}.Dropping", f"plan={plan}")
+    assert [d.code for d in diagnostics] == codes
+    if codes:
+        assert diagnostics[0].message.startswith("whole draws different random numbers on each rank of tp")
+        assert marked(diagnostics[0]) == "whole"
+        assert diagnostics[0].related[0].label == "the output of down is whole on every rank of tp"
+        assert "write `output: stream` into the rule of down" in (diagnostics[0].help or "")
 
 
 class Counting(nn.Module):
