@@ -4,6 +4,7 @@ parallelism.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Literal
 
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.language.plan import BATCH_AXES, Plan
 from parallelizer.mesh import batch_rank, describe, rename_axes
 from parallelizer.runtime.equal_values import unequal_over
-from parallelizer.styles.context_parallel.buffers import shard_tokens
+from parallelizer.styles.context_parallel.buffers import shard_tokens, unknown_names
 
 Tensor = torch.Tensor
 
@@ -49,11 +50,14 @@ def shard_batch(
 
     Raises ValueError if the data ranks do not divide the rows, if ranks that must have the same batch have
     different ones, if the sequence is not a multiple of twice the size of cp, if no entry has its length,
-    or if the batch has an unknown entry in place of one that the plan splits.
+    or, with cp, if the batch has an unknown entry in place of one that the plan splits. Without cp that is a
+    warning: the batch is right on this mesh.
     """
     if rows not in ("global", "local"):
         raise ValueError(f"rows is {rows!r}: it is 'global' (every rank has the whole batch) or 'local'")
     mesh = rename_axes(mesh, axes) if mesh is not None else None
+    if (mesh is None or describe(mesh).sizes["cp"] == 1) and (wrong := unknown_names(batch, plan)):
+        warnings.warn(f"{wrong}. It makes no difference on this mesh; with cp it is an error", stacklevel=2)
     if mesh is not None:
         _compare_once(batch, mesh, rows)
         if rows == "global":

@@ -109,3 +109,27 @@ def test_rows_that_cannot_be_dealt_are_refused() -> None:
 
 def test_without_a_mesh_all_rows_stay() -> None:
     assert torch.equal(pz.shard_batch(batch(), plan(PLAN), None)["input_ids"], batch()["input_ids"])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"dp_shard": 2}, {"tp": 2}, {"cp": 2}])
+def test_an_unknown_entry_in_place_of_a_split_one_is_named_on_every_mesh(axes: dict[str, int]) -> None:
+    said = "the plan splits input_ids, which the batch lacks; it has tokens, weight, scale"
+
+    def worker() -> None:
+        mesh = pz.build_mesh(Mesh(axes), "cpu")
+        renamed = {"tokens" if name == "input_ids" else name: t for name, t in batch().items()}
+        if "cp" in axes:
+            with pytest.raises(ValueError, match=said):
+                pz.shard_batch(renamed, plan(PLAN), mesh)
+        else:
+            with pytest.warns(UserWarning, match=f"{said}.*with cp it is an error"):
+                pz.shard_batch(renamed, plan(PLAN), mesh)
+
+    run_ranks(worker, 2)
+
+
+def test_an_unknown_entry_in_place_of_a_split_one_is_named_without_a_mesh() -> None:
+    renamed = {"tokens": batch()["input_ids"], "labels": batch()["labels"]}
+    with pytest.warns(UserWarning, match="it has tokens"):
+        pz.shard_batch(renamed, plan(PLAN), None)

@@ -37,15 +37,18 @@ is of keys, of which attention sees all.
 Tensor = torch.Tensor
 
 
-def _check_names(batch: Mapping[str, Tensor], plan: Plan) -> None:
-    """An entry of another name would stay whole beside those that are split, in another order, without a word."""
+def unknown_names(batch: Mapping[str, Tensor], plan: Plan) -> str | None:
+    """What is wrong if the batch has an unknown entry in place of one that the plan splits: under context parallelism it
+    would stay whole beside those that are split, in another order, without a word.
+    """
     lacking = [n for n, b in plan.batch.items() if b.dim is not None and b.make is None and n not in batch]
     strange = [n for n in batch if n not in plan.batch and n not in WHOLE]
-    if lacking and strange:
-        raise ValueError(
-            f"the plan splits {', '.join(lacking)}, which the batch lacks; it has {', '.join(strange)}, which "
-            f"the plan's `buffers.batch` does not: give them the same names"
-        )
+    if not (lacking and strange):
+        return None
+    return (
+        f"the plan splits {', '.join(lacking)}, which the batch lacks; it has {', '.join(strange)}, which "
+        f"the plan's `buffers.batch` does not: give them the same names"
+    )
 
 
 def shard_tokens(
@@ -72,8 +75,8 @@ def shard_tokens(
     mesh = rename_axes(mesh, axes) if mesh is not None else None
     ranks, rank = _cp(mesh) if mesh is not None else (1, 0)
     split = {n: b for n, b in plan.batch.items() if b.dim is not None and b.make is None and n in batch}
-    if ranks > 1:
-        _check_names(batch, plan)
+    if ranks > 1 and (wrong := unknown_names(batch, plan)):
+        raise ValueError(wrong)
     order, rows = order_for(batch, split, plan, ranks, describe(mesh).sizes["tp"] if mesh is not None else 1)
     local = dict(batch)
     for name, buffer in split.items():
