@@ -31,7 +31,8 @@ QUOTED_ROOT = '""'
 
 @dataclass(frozen=True)
 class WholeNumbers:
-    """Attributes that the forward of `module` reads, with their values, in the order of its code.
+    """Attributes that the forward of `module` reads, with their values, in the order of its code. One that the degree of tp does
+    not divide is alone: the number of heads of which ranks share one.
 
     `certain` says that their values are the sizes that did not fit; otherwise some of them may be.
     """
@@ -59,7 +60,10 @@ def whole_numbers_of(
         if path is None or code.co_filename.startswith(_TORCH):
             continue
         flowing = {name: read(module, name) for name in flowing_into(code, line)}
-        read_here = {n: v for n, v in flowing.items() if v is not None and v > 1 and v % degree == 0}
+        counting = {n: v for n, v in flowing.items() if v is not None and v > 1}
+        if few := _fewer(counting, degree, str(error), named_in(code, line)):
+            return WholeNumbers(path, few, True)
+        read_here = {n: v for n, v in counting.items() if v % degree == 0}
         found = _told_apart(read_here, str(error), named_in(code, line))
         return WholeNumbers(path, *found) if found[0] else None
     return None
@@ -99,6 +103,13 @@ def advised(program: Program, found: WholeNumbers | None, otherwise: str) -> tup
 
 def _advice(found: WholeNumbers, rule: Application | None, degree: int) -> str:
     what = ", ".join(f"`{name}` ({value})" for name, value in found.values.items())
+    if any(value % degree for value in found.values.values()):
+        [(name, value)] = found.values.items()
+        return (
+            f"the forward of {found.module or 'the root'} reads {what} of the unsharded model, which tp={degree} does not "
+            f"divide: write -1 in place of `{name}` in the forward, as in `view(batch, sequence, -1, size)`, which takes the "
+            f"heads that a rank has, or use a tp that divides {value}"
+        )
     reads = f"the forward of {found.module or 'the root'} reads {what} of the unsharded model"
     names = ", ".join([*(rule.divided if rule else ()), *found.values])
     if found.certain:
@@ -130,6 +141,16 @@ def _read_by(code: types.CodeType, module: nn.Module) -> dict[str, int]:
         names += named_in(method.__code__) if isinstance(method, types.FunctionType) else [name]
     found = {name: read(module, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _fewer(values: Mapping[str, int], degree: int, text: str, statement: Sequence[str]) -> dict[str, int]:
+    """The outermost size of a view, if ranks are a multiple of that number: each has one of them, which `divide` cannot say."""
+    listed = _LIST.search(text)
+    if listed is None or "shape" not in text:
+        return {}
+    sizes = [int(n) for n in listed[1].split(", ")]
+    first = next(iter(_in_place(values, sizes, statement).items()), None) if -1 not in sizes else None
+    return {first[0]: first[1]} if first and first[1] < degree and degree % first[1] == 0 else {}
 
 
 def _told_apart(values: dict[str, int], text: str, statement: Sequence[str]) -> tuple[dict[str, int], bool]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
@@ -85,6 +86,42 @@ def test_numbers_that_the_degree_does_not_divide_are_left_out() -> None:
     assert whole_numbers_of(error, 2, lambda _: "") is None  # nobody's forward
     found = told("configured", 4)
     assert found is not None and found.values == {"config.heads": 4, "size": 8}
+
+
+class FewHeads(nn.Module):
+    """Attention whose forward views keys as all its key-value heads."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.heads, self.kv, self.size = 8, 2, 8
+        self.embed, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
+        self.q, self.k, self.o = nn.Linear(64, 64), nn.Linear(64, 16), nn.Linear(64, 64)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        q = self.q(x).view(*input_ids.shape, self.heads, self.size).transpose(1, 2)
+        k = self.k(x).view(*input_ids.shape, self.kv, self.size).transpose(1, 2)
+        y = scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+        return self.head(self.o(y.transpose(1, 2).flatten(2)))
+
+
+def test_a_number_of_heads_below_tp_is_taken_from_the_tensor_and_not_divided(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "rules:\n  q: colwise\n  k: {style: colwise, replicate_kv: kv}\n  o: rowwise\n"
+        '  "": {style: shard-params, divide: [heads]}\n'
+    )
+    setup = setup_of(
+        *GPT[:1], f"plan={plan}", "parallel=tp4", f"model._target_={__name__}.FewHeads",
+        "train.seq_len=16", "train.batch_size=4",
+    )  # fmt: skip
+    model = setup.build_model()
+    (found,) = followed_findings(setup, setup.compile(model), model)
+    assert found.code == "does-not-run" and found.help == (
+        "the forward of the root reads `kv` (2) of the unsharded model, which tp=4 does not divide: write -1 in place of `kv` "
+        "in the forward, as in `view(batch, sequence, -1, size)`, which takes the heads that a rank has, or use a tp that "
+        "divides 2"
+    )
 
 
 def followed(kind: str, *overrides: str) -> Diagnostic:
