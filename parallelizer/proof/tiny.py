@@ -81,7 +81,7 @@ def shrink(
     changes += _changes("train.", setup.workload, workload, shown)
     if not tiny and setup.model:
         changes.append("the model keeps its size, since `tiny` of its configuration is empty or absent")
-    changes += [f"{layer} left out, no layer of the small model does the same" for layer in lost]
+    changes += lost
     rules = tuple(dataclasses.replace(rule, optional=True) for rule in setup.plan.rules)
     plan = dataclasses.replace(setup.plan, rules=rules)
     made = dataclasses.replace(

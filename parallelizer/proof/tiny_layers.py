@@ -34,10 +34,13 @@ FEW = 4
 
 @dataclass(frozen=True, order=True)
 class First:
-    """The first layer of a kind, and how many layers a model must have that has one of it."""
+    """The first layer of a kind, and how many layers a model must have that has one of it; `behind` says that the kind is of
+    what runs behind the layer.
+    """
 
     layer: int
     needed: int
+    behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class LayerKinds:
 
 
 def with_every_kind(setup: Setup, tiny: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The `tiny` arguments with as many layers as it takes to have one of every kind, and the layers of kinds that are lost."""
+    """The `tiny` arguments with as many layers as it takes to have one of every kind, and in words the kinds that are lost."""
     numbers = _numbers(setup.model, tiny)
     if not numbers:
         return tiny, []
@@ -79,12 +82,24 @@ def with_every_kind(setup: Setup, tiny: Mapping[str, Any]) -> tuple[Mapping[str,
         counted = [name for name in lost if (large[name].count, small[name].count) == (before, after)]
         wanted = [f.needed for name in counted for f in lost[name] if f.needed <= MOST_LAYERS]
         if wanted:
-            tiny = _replaced(tiny, path, max(wanted))
+            tiny = _replaced(tiny, path, max(after, *wanted))
     if any(lost.values()) and (small_model := _small_model(setup, tiny)) is not None:
         [small] = layer_kinds([small_model], setup.workload)
         lost = _lost(large, small) if small is not None else lost
-    left = dict.fromkeys(f"{name}.{first.layer}" for name, firsts in lost.items() for first in firsts)
+    left = dict.fromkeys(
+        _left_out(f"{name}.{first.layer}", first, small) for name, firsts in lost.items() for first in firsts
+    )
     return tiny, list(left)
+
+
+def _left_out(layer: str, first: First, small: Mapping[str, LayerKinds] | None) -> str:
+    """What of the run the small model does not do."""
+    name = layer.rpartition(".")[0]
+    if first.behind:
+        return f"what runs behind {layer} left out, nothing in the small model does the same"
+    if small is not None and first.layer < small[name].count:
+        return f"a part of {layer} left out, with its small sizes it runs other operators"
+    return f"{layer} left out, no layer of the small model does the same"
 
 
 def with_stages(setup: Setup, tiny: Mapping[str, Any], wanted: int) -> Mapping[str, Any]:
@@ -194,8 +209,8 @@ def _kinds(all_stays: Sequence[LayerStay]) -> dict[str, LayerKinds]:
             kinds.setdefault(f"inside {inside}", first)
             exact.setdefault(_digest(stay.inside, 2), first)
             # Behind the last layer the model goes on, so that what runs between two layers needs one more.
-            between = First(stay.index, stay.index + 2)
-            kinds.setdefault(f"end {behind}" if last else f"between {behind}", first if last else between)
+            following = First(stay.index, stay.index + (1 if last else 2), behind=True)
+            kinds.setdefault(f"{'end' if last else 'between'} {behind}", following)
         found[container] = LayerKinds(len({stay.index for stay in stays}), kinds, exact)
     return found
 
