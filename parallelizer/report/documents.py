@@ -54,7 +54,7 @@ def plan_document(
     from parallelizer.report.rows.collectives import collective_rows
     from parallelizer.report.rows.messages import message_rows
     from parallelizer.report.rows.precision import precision
-    from parallelizer.report.rows.stages import stage_rows
+    from parallelizer.report.rows.stages import pipeline_document, stage_rows
 
     in_float8 = precision(program, model, trace, plain)
     return {
@@ -95,6 +95,7 @@ def plan_document(
         else None,
         "experts": shared.as_json() if shared else None,
         "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
+        "pipeline": pipeline_document(program) if program.stages else None,
         "stages": [row.as_json() for row in stage_rows(program, model)] if program.stages else [],
         "messages": [row.as_json() for row in message_rows(program, trace.cuts)]
         if trace and program.stages

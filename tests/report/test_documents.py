@@ -56,6 +56,23 @@ def test_a_refusal_is_its_findings() -> None:
     assert [d["code"] for d in refusal_document([ERROR])["diagnostics"]] == ["a-code"]
 
 
+@pytest.mark.parametrize(
+    ("preset", "more", "schedule", "bubble"),
+    [
+        ("pp2", [], "1f1b", 1 / 5),  # (ranks - 1) / (microbatches + ranks - 1)
+        ("pp4", ["parallel.pipeline.microbatches=4"], "1f1b", 3 / 7),
+        ("pp2", ["parallel.pipeline.schedule=gpipe", "parallel.pipeline.microbatches=8"], "gpipe", 1 / 9),
+    ],
+)
+def test_a_pipeline_has_its_schedule_and_its_bubble(
+    preset: str, more: list[str], schedule: str, bubble: float
+) -> None:
+    made = document(f"parallel={preset}", "model.n_layers=4", *more)["pipeline"]
+    assert made["bubble"] == pytest.approx(bubble) and made["schedule"] == schedule
+    assert made["order_file"] is None and made["stages_per_rank"] == 1
+    assert document("parallel=tp2")["pipeline"] is None
+
+
 def test_a_plan_s_frame() -> None:
     made = document("parallel=fsdp2_cp2_tp2", rank=5)
     assert made["world_size"] == 8 and made["device"] == "cpu" and made["rank"] == 5

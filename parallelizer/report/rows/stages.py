@@ -84,3 +84,15 @@ def summary(program: Program) -> str:
     pipeline = program.require_stages().pipeline
     waiting = f"ranks wait {100 * bubble(program).bubble:.1f} % of the time if stages take equal time"
     return f"{pipeline.csv or pipeline.schedule}, {pipeline.microbatches} microbatches; {waiting}"
+
+
+def pipeline_document(program: Program) -> dict[str, Any]:
+    """The schedule, and the share of the ranks' time in which they wait, as scripts read it."""
+    pipeline = program.require_stages().pipeline
+    return {
+        "schedule": None if pipeline.csv else pipeline.schedule,
+        "order_file": pipeline.csv,
+        "microbatches": pipeline.microbatches,
+        "stages_per_rank": pipeline.stages_per_rank,
+        "bubble": bubble(program).bubble,
+    }
