@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from parallelizer.child.in_time import NotInTime
 from parallelizer.propose.from_forward import counted
 from parallelizer.propose.from_forward.facts import Facts
-from parallelizer.propose.from_forward.rules import Choice, key, may_shard_logits, units
+from parallelizer.propose.from_forward.rules import Choice, ends, key, may_shard_logits, units
 from parallelizer.propose.from_forward.trial import Trials, meshed
 from parallelizer.propose.globs import pattern
 
@@ -53,6 +53,11 @@ class Retreat:
             try:
                 choice = self._passing(choice, said, proven=True)
                 doubt = self._doubt(choice)
+                if doubt and ends(self.facts) and not self.trials.unproven:
+                    inside = dataclasses.replace(choice, apart=False)
+                    if (without := self._doubt(inside)) is None:
+                        said.append(f"embedding and head are in the root's fsdp unit: {doubt}")
+                        choice, doubt = inside, without
                 if doubt and choice.experts and self.facts.experts and not self.trials.unproven:
                     whole = dataclasses.replace(choice, experts=False)
                     if (without := self._doubt(whole)) is None:

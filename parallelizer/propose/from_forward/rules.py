@@ -26,7 +26,8 @@ class Choice:
     """What of a proposal stands. `stream` is how the residual stream lies over tp, `units` what is split over tp, by key,
     `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided,
     `sharded_logits` whether the loss is given the head's output as it lies, `random` the modules that draw random numbers of
-    each rank's own, `experts` says whether experts are shared out on meshes with ep.
+    each rank's own, `experts` says whether experts are shared out on meshes with ep, `apart` whether the embedding and the head
+    are fsdp units of their own.
     """
 
     units: frozenset[str] = frozenset()
@@ -35,6 +36,7 @@ class Choice:
     divided: bool = True
     sharded_logits: bool = True
     experts: bool = True
+    apart: bool = True
     random: frozenset[str] = frozenset()
     batch: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, int] = field(default_factory=dict)
@@ -83,6 +85,7 @@ def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
         for path, style in facts.experts.items()
     ]
     model = [*tensor, *(context if choice.context else ()), *(shared if choice.experts else ())]
+    model += ends(facts) if choice.apart else ()
     styled = {module for line in model for module in line.modules}
     blocks = ProposedRule(facts.blocks, ("fsdp", "stage"), "one block at a time")
     root = ProposedRule(
@@ -102,6 +105,24 @@ def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
         for line in (blocks, root)
     ]
     return [*merged, *(line for line in data if line.modules)]
+
+
+def ends(facts: Facts) -> list[ProposedRule]:
+    """The token embedding and the head as fsdp units: in the root's unit they would be whole for all of the step. A table that
+    modules share stays there, because one unit has it.
+    """
+    if facts.tied or not facts.blocks:
+        return []
+    tables = [t.module for t in facts.tables if t.tokens and t.rows >= SMALL_TABLE and not t.also]
+    kept = "{style: fsdp, reshard_after_forward: false}"
+    return [
+        *(ProposedRule((table,), ("fsdp",), "") for table in tables),
+        *(
+            ProposedRule((head,), (kept,), "kept after forward: backward begins here")
+            for head in facts.heads
+            if head in facts.modules
+        ),
+    ]
 
 
 def _together(single: list[ProposedRule]) -> list[ProposedRule]:

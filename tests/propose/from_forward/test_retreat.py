@@ -137,6 +137,15 @@ def test_a_plan_whose_last_proof_fails_is_in_doubt() -> None:
     assert result.doubt == "on dp_shard=2 x tp=2 it does not hold: no rules here"
 
 
+def test_fsdp_units_of_embedding_and_head_that_fail_on_data_ranks_are_taken_back() -> None:
+    choice, said, text = settled(Judge("reshard_after_forward", "dp_shard", when_proven=True), prove=True)
+    assert not choice.apart and "reshard_after_forward" not in text
+    assert said == (
+        "embedding and head are in the root's fsdp unit: on dp_shard=2 x tp=2 it does not hold: "
+        "no reshard_after_forward here",
+    )
+
+
 def test_logits_stay_as_they_lie_where_the_loss_takes_them_so() -> None:
     _, said, text = settled(Judge("nothing of this kind", "tp"))
     assert "output: shard(-1), local: false" in text and not said

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import yaml
 
 from parallelizer.language.load import load_plan
 from parallelizer.propose.from_forward.facts import Facts
@@ -43,3 +46,23 @@ def test_a_block_that_is_styled_itself_has_fsdp_and_stage_in_the_same_rule(tmp_p
     text = read(facts, Choice(frozenset(units(facts))), tmp_path)
     assert "[context-parallel, fsdp, stage]" in text
     assert sum(line.strip().startswith("hs.*:") for line in text.splitlines()) == 1
+
+
+def test_the_embedding_and_the_head_are_fsdp_units_of_their_own(tmp_path: Path) -> None:
+    facts = found(models.Qwen)
+    choice = Choice(frozenset(units(facts)))
+    text = read(facts, choice, tmp_path)
+    [table], [head] = facts.tables, facts.heads
+    rules = {name: yaml.safe_load(text)["rules"][name] for name in (table.module, head)}
+    assert rules[table.module][-1] == "fsdp"
+    assert rules[head][-1] == {"style": "fsdp", "reshard_after_forward": False}
+    inside = yaml.safe_load(read(facts, replace(choice, apart=False), tmp_path))["rules"]
+    assert "fsdp" not in str([inside[table.module], inside[head]])
+
+
+def test_a_table_that_is_the_head_too_stays_in_the_unit_of_the_root(tmp_path: Path) -> None:
+    facts = found(models.Gpt)
+    assert facts.tied
+    rules = yaml.safe_load(read(facts, Choice(frozenset(units(facts))), tmp_path))["rules"]
+    assert [glob for glob, styles in rules.items() if "fsdp" in str(styles)][-1] == ""
+    assert "fsdp" not in str([rules[table.module] for table in facts.tables if table.tokens])
