@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -69,8 +70,13 @@ class Retreat:
 
     def _drawing_apart(self, choice: Choice, said: list[str]) -> Choice:
         """With random numbers of each rank's own where dropout would repeat from part to part."""
+        if not choice.units:
+            return choice
+        if not choice.context:  # what context parallelism was taken out of has not been followed as it is now
+            with contextlib.suppress(NotInTime):
+                self.trials.refusal(self.text(choice), TP)
         modules = frozenset(self.trials.drawn(self.text(choice)))
-        if not modules or not choice.units:
+        if not modules:
             return choice
         more = dataclasses.replace(choice, random=modules)
         try:

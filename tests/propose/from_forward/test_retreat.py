@@ -21,11 +21,14 @@ class Judge:
         self.word, self.axis, self.when_proven = word, axis, when_proven
         self.unproven: str | None = None
         self.repeated: tuple[str, ...] = ()
+        self.followed: set[str] = set()
 
     def drawn(self, text: str) -> tuple[str, ...]:
-        return () if "local-random" in text else self.repeated
+        return self.repeated if "local-random" not in text and text in self.followed else ()
 
     def refusal(self, text: str, mesh: Mapping[str, int], *, proven: bool = False) -> str | None:
+        if not proven:
+            self.followed.add(text)
         if self.axis in mesh and self.word in text and (proven or not self.when_proven):
             return f"no {self.word} here"
         return None
@@ -164,6 +167,14 @@ def test_dropout_that_would_repeat_is_drawn_apart() -> None:
     choice, said, text = settled(judge)
     assert choice.random == {"stack.0.core", "stack.1.core"} and not said
     assert re.search(r"stack\.\*\.core:.*?- local-random", text, re.S)
+
+
+def test_dropout_is_drawn_apart_also_where_context_parallelism_is_refused() -> None:
+    judge = Judge("context-parallel", "cp")
+    judge.repeated = ("stack.0.core", "stack.1.core")
+    choice, _, text = settled(judge)
+    assert not choice.context and choice.random == {"stack.0.core", "stack.1.core"}
+    assert "local-random" in text and "context-parallel" not in text
 
 
 def test_random_numbers_apart_that_are_refused_are_left_out_and_said() -> None:
