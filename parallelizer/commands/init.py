@@ -160,8 +160,8 @@ def _no_context(facts: Facts) -> str:
         return "no entry of the batch has a sequence"
     if facts.written_out:
         return (
-            f"attention is written out, at {facts.written_out}; context parallelism takes calls of "
-            "scaled_dot_product_attention and flex_attention"
+            f"attention is written out, at {facts.written_out}; write `scaled_dot_product_attention(q, k, v, is_causal=True)`, "
+            "or a call of flex_attention, in place of the products and the softmax"
         )
     return "the forward has no attention"
 

@@ -21,6 +21,10 @@ _SEVERITIES = "note", "warning", "error"
 """In the order in which findings are shown."""
 
 
+HERE = "here"
+"""The label of the line of a model that a finding is about."""
+
+
 @dataclass(frozen=True, order=True)
 class Span:
     """Where something was written: 1-based line and columns; `end_column` is one past the last character.

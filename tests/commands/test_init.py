@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
+from parallelizer.commands.init import _no_context
 from parallelizer.commands.main import main
 from tests.init.models import Gpt
+from tests.propose.from_forward.test_roles import found
 
 CONF = ["--config-dir", "tests/init/conf", "train.batch_size=8", "train.seq_len=64"]
 
@@ -97,3 +99,24 @@ def test_what_a_model_prints_does_not_stand_in_the_plan(capsys: pytest.CaptureFi
         ["init", *CONF, "model=gpt", "model._target_=tests.commands.test_init.Talking", "--seconds", "0.001"]
     )
     assert "number of parameters" not in capsys.readouterr().out
+
+
+class WrittenOut(nn.Module):
+    """One layer of attention as two products and a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).unflatten(-1, (4, 8)).transpose(1, 2)
+        y = (x @ x.mT).softmax(-1) @ x
+        return self.head(y.transpose(1, 2).flatten(2))
+
+
+def test_attention_that_is_written_out_is_told_with_its_line_and_the_call_in_its_place() -> None:
+    said = _no_context(found(WrittenOut))
+    assert re.match(
+        r"attention is written out, at .*test_init\.py:\d+: `y = \(x @ x\.mT\)\.softmax\(-1\) @ x`; ", said
+    )
+    assert "write `scaled_dot_product_attention(q, k, v, is_causal=True)`" in said

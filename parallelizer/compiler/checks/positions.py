@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from parallelizer.compiler.observe.families import family_of
 from parallelizer.compiler.observe.position_reads import PositionSource, position_sources
-from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.diagnostic import HERE, Diagnostic, Related
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.glob import parse_glob
 
@@ -95,4 +95,5 @@ def _local(sources: tuple[PositionSource, ...], attention: Application) -> Itera
             help_text = "look the rows up by positions that are passed to forward: `<its name>: positions` in buffers.batch"
         else:
             continue
-        yield Diagnostic("local-positions", message, attention.rule.span, help_text)
+        written = (Related(source.written, HERE),) if source.written else ()
+        yield Diagnostic("local-positions", message, attention.rule.span, help_text, related=written)

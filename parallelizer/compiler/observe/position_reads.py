@@ -13,7 +13,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from parallelizer.compiler.observe.calling import inputs_of
 from parallelizer.compiler.observe.equal_layers import Run, short_copy
 from parallelizer.compiler.observe.running_module import Running
+from parallelizer.compiler.observe.users_code import written_here
+from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.workload import Workload
 from parallelizer.styles.application import Application
 from parallelizer.torch_private import GroupedProducts
@@ -48,7 +50,8 @@ _CUTS = (
 @dataclass(frozen=True)
 class PositionSource:
     """What tells tokens their positions. `kind` is `made` (by the function `name`), `buffer` or `parameter` (the
-    model's, read along `dim`, which has `rows` of them); `module` is where that happens.
+    model's, read along `dim`, which has `rows` of them); `module` is where that happens, and `written` the line of the
+    model, if it is made.
     """
 
     kind: str
@@ -56,6 +59,7 @@ class PositionSource:
     module: str
     dim: int | None = None
     rows: int | None = None
+    written: Span | None = field(default=None, compare=False, repr=False)
 
 
 def position_sources(
@@ -180,7 +184,7 @@ class _PositionWatch(TorchFunctionMode):
         shaped = func in _SHAPERS and square and not active
         summed = func in _RUNNING and result.ndim <= 2 and result.shape[-1:] == (self.length,)
         if counted or shaped or summed:
-            yield PositionSource("made", _name(func), self.running.current)
+            yield PositionSource("made", _name(func), self.running.current, written=written_here())
 
     def _read(
         self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, by: frozenset[PositionSource]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import linecache
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -358,7 +359,7 @@ class _Watcher:
         if packet is aten._softmax:
             self.seen.weighed += [atom for dim in self.dims(args[0]) for atom in leaves(dim)]
             if args[0].ndim > 2 and args[0].shape[-1] == args[0].shape[-2]:
-                self.seen.written_out = self.seen.written_out or _line()
+                self.seen.written_out = self.seen.written_out or _line(quoted=True)
         given = [t for t in tree_leaves((list(args), kwargs)) if isinstance(t, torch.Tensor)]
         if given and isinstance(result, torch.Tensor):
             if all(self._parameter(t) for t in given):
@@ -493,10 +494,14 @@ def _may_be_by_head(tensor: torch.Tensor) -> bool:
     return tensor.ndim == 4 or (tensor.ndim == 3 and tensor.shape[1] in (1, tensor.shape[2]))
 
 
-def _line() -> str:
-    """The file and line that is running of somebody else's code than torch's and ours."""
+def _line(quoted: bool = False) -> str:
+    """The file and line that is running of somebody else's code than torch's and ours, and with `quoted` what stands there."""
     span = written_here()
-    return "" if span is None else f"{span.file if len(span.file) < 40 else Path(span.file).name}:{span.line}"
+    if span is None:
+        return ""
+    text = linecache.getline(span.file, span.line).strip() if quoted else ""
+    place = f"{span.file if len(span.file) < 40 else Path(span.file).name}:{span.line}"
+    return f"{place}: `{text}`" if text else place
 
 
 def _plain(output: Any) -> Any:

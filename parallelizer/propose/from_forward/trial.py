@@ -17,7 +17,7 @@ from parallelizer.child.children import WorldError
 from parallelizer.child.in_time import Failed, NotInTime, in_time
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validated
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import HERE, Diagnostic, PlanError
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import EXPERT, TENSOR_AXES, Mesh
 from parallelizer.propose.from_forward.in_place import changed_in_place
@@ -25,6 +25,9 @@ from parallelizer.simulate.checks.does_not_run import FAILS_HERE
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
 """Codes that say that the unsharded model cannot be run, whatever the plan."""
+
+_OF_A_LINE = ("local-positions", "needs-whole")
+"""Codes whose help says what to write at a line of the model."""
 
 T = TypeVar("T")
 
@@ -152,14 +155,18 @@ def _sentence(found: tuple[Diagnostic, ...]) -> str | None:
     first = next((d for d in found if d.severity == "error"), None)
     if first is None:
         return None
-    said = changed_in_place(first) or f"{first.message}{_failing(first)}"
+    said = changed_in_place(first)
+    if said is None:
+        edit = f"; {first.help}" if first.help and first.code in _OF_A_LINE else ""
+        said = f"{first.message}{_at_line(first)}{edit}"
     return f"{said} [{first.code}]"
 
 
-def _failing(found: Diagnostic) -> str:
-    """The line of the user's code at which a step fails, where a refusal is of that."""
-    at = next((related.span for related in found.related if related.label == FAILS_HERE), None)
-    if at is None or found.code != "does-not-run":
+def _at_line(found: Diagnostic) -> str:
+    """The line of the user's code that a refusal is about, where it is about one."""
+    label = FAILS_HERE if found.code == "does-not-run" else HERE
+    at = next((related.span for related in found.related if related.label == label), None)
+    if at is None:
         return ""
     place = at.file if len(at.file) < 40 else Path(at.file).name
     line = linecache.getline(at.file, at.line).strip()

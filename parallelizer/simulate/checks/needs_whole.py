@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.diagnostics.diagnostic import HERE, Diagnostic, Related
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.grouped import grouped
 from parallelizer.simulate.follow.whole import WholeNeeded
@@ -39,7 +39,7 @@ def needs_whole(followed: Followed) -> Iterator[Diagnostic]:
         began = followed.since(first.since, first.axis)
         around = followed.span(first.module, first.axis, ("input", "layout"))
         span = around or (began[0].span if began else followed.context_span())
-        written = (Related(first.written, "here"),) if first.written else ()
+        written = (Related(first.written, HERE),) if first.written else ()
         related = tuple(r for r in began if r.span != span)
         yield Diagnostic("needs-whole", message, span, help_text, related=(*written, *related))
 

@@ -41,6 +41,13 @@ def test_a_step_that_fails_names_the_line_of_the_model() -> None:
     )
 
 
+def test_a_refusal_of_context_parallelism_names_the_line_of_the_model_and_the_edit() -> None:
+    text = 'rules: {"trunk.*.look": context-parallel, "": fsdp}\nbuffers: {batch: {input_ids: 1, labels: 1}}'
+    refusal = trials().refusal(text, {"cp": 2}) or ""
+    line = r", at \S*models\.py:\d+: `where = torch\.arange\(.*\)`; pass positions to forward and write "
+    assert re.search(rf"{line}.* \[local-positions\]$", refusal), refusal
+
+
 def test_the_same_plan_is_tried_once() -> None:
     tried = trials()
     text = 'rules: {"": fsdp}'
