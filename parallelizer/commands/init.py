@@ -129,6 +129,7 @@ def propose(
     def text(choice: Choice) -> str:
         return write_plan(facts, choice, title)
 
+    said += _lists_of_experts(facts)
     trials = Trials(setup, model, deadline, _tell)
     settled = Retreat(facts, trials, text).settle(full, prove=not arguments.unproven)
     said += settled.said
@@ -164,6 +165,21 @@ def _no_context(facts: Facts) -> str:
             "or a call of flex_attention, in place of the products and the softmax"
         )
     return "the forward has no attention"
+
+
+def _lists_of_experts(facts: Facts) -> list[str]:
+    """Sentences on the loops over experts, for which no `experts` rule is proposed."""
+    from parallelizer.propose.globs import pattern
+
+    loops = dict.fromkeys(r.within for r in facts.regions if r.within and r.within not in facts.experts)
+    named = ", ".join(dict.fromkeys(pattern(path) for path in loops))
+    if not named:
+        return []
+    return [
+        f"the experts in {named} are not shared out over ep: `init` proposes no rule for a loop over experts; if the forward "
+        f"of {named} takes the tokens, the numbers of their experts and the weights, write `{named}: experts`, else move the "
+        "loop into such a module, or make the list a `parallelizer.ExpertList` (docs/experts.md)"
+    ]
 
 
 def _together(sentences: Sequence[str]) -> list[str]:

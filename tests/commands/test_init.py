@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from parallelizer.commands.init import _no_context
+from parallelizer.commands.init import _lists_of_experts, _no_context
 from parallelizer.commands.main import main
-from tests.init.models import Gpt
+from tests.init.models import Gpt, Mixture
 from tests.propose.from_forward.test_roles import found
 
 CONF = ["--config-dir", "tests/init/conf", "train.batch_size=8", "train.seq_len=64"]
@@ -120,3 +120,10 @@ def test_attention_that_is_written_out_is_told_with_its_line_and_the_call_in_its
         r"attention is written out, at .*test_init\.py:\d+: `y = \(x @ x\.mT\)\.softmax\(-1\) @ x`; ", said
     )
     assert "write `scaled_dot_product_attention(q, k, v, is_causal=True)`" in said
+
+
+def test_a_loop_over_experts_is_told_what_lets_ep_share_them_out() -> None:
+    [said] = _lists_of_experts(found(Mixture))
+    assert said.startswith("the experts in floors.*.panel are not shared out over ep: ")
+    assert "write `floors.*.panel: experts`, else move the loop into such a module" in said
+    assert _lists_of_experts(found(Gpt)) == []
