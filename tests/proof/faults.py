@@ -34,7 +34,7 @@ from parallelizer.runtime.pipeline.execute import Execution
 from parallelizer.runtime.pipeline.passes import LossHead
 from parallelizer.runtime.pipeline.stage_model import StageModel
 from parallelizer.runtime.state import state_of
-from parallelizer.styles import fsdp
+from parallelizer.styles import fsdp, fsdp_partial
 from parallelizer.styles.context_parallel import balance, gathering, intercept
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from parallelizer.styles.experts import dispatch
@@ -344,7 +344,12 @@ def _root_left_out(patch: Patch) -> None:
         if isinstance(stage, FSDPModule):
             right(execution, action, stage, final)
 
+    def keep(right: Faulty, module: nn.Module) -> None:
+        if isinstance(module, FSDPModule):
+            right(module)
+
     on_ranks(patch, torch.distributed.fsdp, "fully_shard", wrap)
+    on_ranks(patch, fsdp_partial, "keep_partial", keep)
     on_ranks(patch, Execution, "_prepare_backward", prepare)
 
 
