@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.chosen import a_fifth, chosen, first_of_each, pairs, values
+from tests.chosen import a_fifth, chosen, first_of_each, values
 
 
 def default(params: list[Any]) -> list[Any]:
@@ -35,21 +35,16 @@ def test_every_fifth_is_in_the_default_run() -> None:
     assert default(params) == [0, 5, 10] and len(params) == 11
 
 
-def test_pairs_hold_every_pair_in_few_cells_and_the_kept_ones() -> None:
-    cells = [(a, b, c) for a in "abcdefgh" for b in range(5) for c in "xyz" if (a, b) != ("c", 3)]
-    keep = [("a", 0, "x"), ("h", 4, "z")]
-    params = pairs(cells, keep)
-    held = [param.values[0] for param in params]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert {(h[one], h[other]) for h in held} == {(c[one], c[other]) for c in cells}
-    assert 39 <= len(held) < 50 and len(set(held)) == len(held)
-    assert [param.values[0] for param in params if not param.marks] == keep
-    assert params == pairs(cells, keep)
-
-
 def test_values_hold_every_value_in_few_cells_and_the_kept_ones() -> None:
     cells = [(a, b) for a in "abcdefgh" for b in range(5) if (a, b) != ("c", 3)]
     params = values(cells, [("a", 0)])
     held = [param.values[0] for param in params]
     assert {a for a, _ in held} == set("abcdefgh") and {b for _, b in held} == set(range(5))
     assert 8 <= len(held) <= 10 and default(params) == [("a", 0)]
+    assert params == values(cells, [("a", 0)])
+
+
+def test_cells_that_add_as_much_take_turns() -> None:
+    """The cells of a column with more values than the others do not all have the first of these."""
+    held = [param.values[0] for param in values([(a, b) for a in range(9) for b in "xyz"], ())]
+    assert [sum(b == one for _, b in held) for one in "xyz"] == [3, 3, 3]

@@ -1,4 +1,4 @@
-"""The table of recipes; `python -m benchmarks.proofs precision` runs all of it, `make test-all` every pair of its values."""
+"""The table of recipes; `python -m benchmarks.proofs precision` runs all of it, `make test-all` every value of its columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from benchmarks.proofs.precision import MARKER, TABLES, Column, prove
 from benchmarks.proofs.show import in_a_word
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
-from tests.chosen import pairs
+from tests.chosen import values
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
@@ -28,7 +28,7 @@ DEFAULT = [("llama_debug", "rowwise", "tp2"), ("llama_debug", "tensorwise", "fsd
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("cell", pairs(CELLS, DEFAULT), ids=" on ".join)
+@pytest.mark.parametrize("cell", values(CELLS, DEFAULT), ids=" on ".join)
 def test_a_recipe_is_proven_wherever_it_can_be_used(cell: tuple[str, str, str]) -> None:
     model, recipe, name = cell
     if model.startswith("hf_"):
