@@ -16,7 +16,7 @@ from parallelizer.proof.prove import prove as prove_setup
 from parallelizer.report.text.proof import text
 from parallelizer.styles.experts.expert_list import ExpertList
 from parallelizer.testing import assert_equivalent
-from tests.chosen import chosen
+from tests.chosen import chosen, values
 from tests.proof import subjects
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
@@ -113,6 +113,10 @@ MESHES = {
     "ep4 of fsdp2 x tp2": ("parallel=fsdp2_ep4_tp2",),
     "pp2 x fsdp2, ep2": ("parallel=pp2_fsdp2", "parallel.mesh.ep=2"),
 }  # fmt: skip
+STACKED = [
+    (mesh, model, recipe) for mesh in MESHES for model in MODELS for recipe in ("rowwise", "rowwise-gw-hp")
+]
+"""`python -m benchmarks.proofs precision` proves both models by both recipes."""
 BESIDE = "{self_attn.[qkvo]_proj,mlp.experts}"
 """Attention's linears beside the experts."""
 
@@ -125,10 +129,9 @@ def stacked(model: str, recipe: str, *overrides: str, modules: str = BESIDE) -> 
 
 @pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["rowwise", "rowwise-gw-hp"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("mesh", MESHES)
-def test_stacked_experts_are_proven_beside_attention(mesh: str, model: str, recipe: str) -> None:
+@pytest.mark.parametrize("of", values(STACKED, ()), ids=" ".join)
+def test_stacked_experts_are_proven_beside_attention(of: tuple[str, str, str]) -> None:
+    mesh, model, recipe = of
     proof = stacked(model, recipe, *MESHES[mesh])
     assert proof.passed and proof.proven, text(proof)
     assert {one.module.rpartition(".")[2] for one in proof.float8} == {
