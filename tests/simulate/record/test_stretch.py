@@ -122,6 +122,12 @@ PRESETS = [
     "fsdp2_cp2_tp2",
     "tp8_cp2",
 ]
+OPTIONS = (
+    [CHECKPOINT.format("layers")],
+    [SELECTIVE.format("layers")],
+    ["train.dtype=bfloat16", "train.accumulate=2"],
+)
+"""Each preset has one of them."""
 
 
 @pytest.mark.slow
@@ -129,12 +135,10 @@ PRESETS = [
     ("preset", "more"),
     [
         ("fsdp2_cp2_tp2", [CHECKPOINT.format("layers"), "train.dtype=bfloat16"]),
-        *(pytest.param(p, [CHECKPOINT.format("layers")], marks=pytest.mark.slow) for p in PRESETS),
-        *(pytest.param(p, [SELECTIVE.format("layers")], marks=pytest.mark.slow) for p in PRESETS),
-        *(pytest.param(p, ["train.dtype=bfloat16", "train.accumulate=2"], marks=pytest.mark.slow) for p in PRESETS),
-        *(pytest.param(p, ["plan=llama_tp"], marks=pytest.mark.slow) for p in ("tp2", "fsdp2_tp2")),
+        *((preset, OPTIONS[place % len(OPTIONS)]) for place, preset in enumerate(PRESETS)),
+        ("fsdp2_tp2", ["plan=llama_tp"]),
     ],
-)  # fmt: skip
+)
 def test_llama_on_the_shipped_presets(preset: str, more: list[str]) -> None:
     setup = llama(f"parallel={preset}", "model.n_layers=8", *more)
     assert_equal_to_unfolded(setup, Run("layers", 0, 8), setup.mesh.world_size - 1)
