@@ -1,7 +1,10 @@
-"""The judge agrees with what is written beside the cases; a few of them in every run, all under `-m slow`."""
+"""The judge agrees with what is written beside the cases: a few of them in every run, and each verdict of each model and of each
+preset in `make test-all`. `python -m tests.silent` judges all of them.
+"""
 
 import pytest
 
+from tests.chosen import values
 from tests.silent.__main__ import main
 from tests.silent.case import Case, all_cases, changed, without
 from tests.silent.judge import judge
@@ -15,6 +18,23 @@ FEW = (
     "gated halves/not packed/tp2",
     "gpt/positions not dealt/cp2",
 )
+
+
+Verdicts = tuple[tuple[str, str], tuple[str, str]]
+
+
+def verdicts(case: Case) -> Verdicts:
+    """What is expected, of the model and of the preset."""
+    return (case.model.name, case.expected), (case.preset, case.expected)
+
+
+def stand_for_all() -> list[str]:
+    """Names of cases that together have each verdict of each model and of each preset, without the few."""
+    of: dict[Verdicts, str] = {}
+    for case in sorted(all_cases(), key=lambda case: case.name not in FEW):
+        of.setdefault(verdicts(case), case.name)
+    kept = [key for key, name in of.items() if name in FEW]
+    return [of[param.values[0]] for param in values(list(of), kept) if of[param.values[0]] not in FEW]
 
 
 def of_name(name: str) -> Case:
@@ -32,8 +52,8 @@ def test_the_judge_agrees(name: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.name not in FEW])
-def test_the_judge_agrees_on_every_other_case(name: str) -> None:
+@pytest.mark.parametrize("name", stand_for_all())
+def test_the_judge_agrees_on_others(name: str) -> None:
     case = of_name(name)
     judged = judge(case)
     assert judged.verdict == case.expected, judged.said
