@@ -264,7 +264,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "tests/runtime/checkpoint/test_contents.py": (
         "test_every_number_is_written_by_one_rank_and_the_work_is_shared",
     ),
-    # Every preset goes on from every other in tests/survival; one compiled step is compared in tests/styles.
+    # Presets go on from each other in tests/survival; one compiled step is compared in tests/styles.
     "tests/runtime/checkpoint/test_loading.py": (
         "test_every_mesh_reads_what_every_other_wrote_to_the_bit",
         "test_shared_frozen_packed_and_saved_tensors_are_among_them",
