@@ -1,4 +1,4 @@
-"""Every preset goes on from what every other saved: to the bit after loading, and with the same loss after that."""
+"""Presets go on from what others saved: to the bit after loading, and with the same loss after that."""
 
 from __future__ import annotations
 
@@ -110,8 +110,10 @@ def presets_of(model: str) -> Mapping[str, tuple[str, ...]]:
     return MIXTURE if model == "qwen3_moe" else PRESETS
 
 
-def matrix(model: str, presets: Sequence[str] = ()) -> list[Pair]:
-    """All pairs of some presets for one model, or of all."""
+def matrix(model: str, presets: Sequence[str] = (), *, behind: Sequence[int] = ()) -> list[Pair]:
+    """All pairs of some presets for one model, or of all. With `behind` each goes on only from those that are so many places
+    behind it in the list, which begins again at its end.
+    """
     known = presets_of(model)
     folder, pairs = Path(tempfile.mkdtemp(prefix="survival-")), []
     try:
@@ -120,10 +122,13 @@ def matrix(model: str, presets: Sequence[str] = ()) -> list[Pair]:
             name: _start(_save, *setup, folder / name, ranks=setup[0].mesh.world_size)
             for name, setup in setups.items()
         }
-        for target, setup in setups.items():
+        names = list(setups)
+        for place, (target, setup) in enumerate(setups.items()):
             begun = time.monotonic()
-            found = _start(_load, *setup, folder, sources, ranks=setup[0].mesh.world_size)
-            pairs += [Pair(model, source, target, *found[source]) for source in sources]
+            of = {names[(place + far) % len(names)] for far in behind} or {*names}
+            loaded = {name: saved for name, saved in sources.items() if name in of}
+            found = _start(_load, *setup, folder, loaded, ranks=setup[0].mesh.world_size)
+            pairs += [Pair(model, source, target, *found[source]) for source in loaded]
             good = sum(pair.holds for pair in pairs)
             print(
                 f"{model} -> {target}: {good} of {len(pairs)}, {time.monotonic() - begun:.1f} s", flush=True
