@@ -200,8 +200,7 @@ def test_groups_made_later_have_the_same_timeout() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize("graceful", [0, 60])
-@pytest.mark.parametrize(("ranks", "kills"), [(4, 40), (16, 15)])
+@pytest.mark.parametrize(("ranks", "kills", "graceful"), [(4, 40, 0), (16, 15, 60)])
 def test_kills_at_random_moments_are_recovered_from(
     ranks: int,
     kills: int,
