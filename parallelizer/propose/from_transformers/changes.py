@@ -10,7 +10,7 @@ from parallelizer.compiler.compilation import Compilation
 from parallelizer.compiler.match import match
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.plan import Mesh, Plan, Rule, StyleUse, full_name
-from parallelizer.propose.from_transformers.proposal import Proposal, every_name, plan_globs
+from parallelizer.propose.from_transformers.proposal import Proposal, plan_globs
 from parallelizer.propose.plan_text import PlanLine
 from parallelizer.styles.application import Slot
 
@@ -31,9 +31,8 @@ def changes(model: nn.Module, written: Plan, now: Plan, proposal: Proposal) -> l
         if old is None or new is None or _said(old) != _said(new):
             alike.setdefault((_written(written, old), _now(lines, new)), []).append(_name(place))
     found = [f"{found.message}: {found.span}" for found in unmatched]
-    every = every_name(model)
     for (old_text, new_text), names in alike.items():
-        globs = plan_globs(list(dict.fromkeys(names)), every)
+        globs = plan_globs(list(dict.fromkeys(names)), model)
         found += [f"{glob}: {new_text}; {old_text}" for glob in globs]
     return found
 

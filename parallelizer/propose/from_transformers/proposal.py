@@ -88,7 +88,7 @@ def propose(
         _merged(lines),
         tuple(entry for entry in entries if not entry.matches),
         tuple(rule for rule in rules if rule.style is None),
-        tuple(plan_globs(sorted(plain), every_name(model))),
+        tuple(plan_globs(sorted(plain), model)),
         _batch(model),
     )
 
@@ -97,7 +97,7 @@ def _split(model: nn.Module, met: Mapping[str, int]) -> Iterator[PlanLine]:
     for dim in dict.fromkeys(met.values()):
         names = [name for name, own in met.items() if own == dim]
         style = f"{{style: shard-params, params: shard({dim})}}"
-        yield from (PlanLine(glob, (style,)) for glob in plan_globs(names, every_name(model)))
+        yield from (PlanLine(glob, (style,)) for glob in plan_globs(names, model))
 
 
 def every_name(model: nn.Module) -> list[str]:
@@ -105,9 +105,13 @@ def every_name(model: nn.Module) -> list[str]:
     return [*(path for path, _ in model.named_modules()), *parameter_names(model)]
 
 
-def plan_globs(names: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Globs for some of `every_name` of a model, what names end in written once."""
-    return [ends_in_common(glob) for glob in globs_for(names, every)]
+def plan_globs(names: Sequence[str], model: nn.Module) -> list[str]:
+    """Globs for some modules and parameters of a model, what names end in written once. None has alternatives of both kinds:
+    a glob that matches modules is no glob of parameters.
+    """
+    every, modules = every_name(model), {path for path, _ in model.named_modules()}
+    kinds = [n for n in names if n in modules], [n for n in names if n not in modules]
+    return [ends_in_common(glob) for kind in kinds for glob in globs_for(kind, every)]
 
 
 def _translated(
@@ -124,7 +128,7 @@ def _translated(
     lines = []
     for (_, style, origin), names in alike.items():
         names.sort(key=place.__getitem__)
-        lines += [(place[names[0]], PlanLine(glob, (style,), origin)) for glob in plan_globs(names, every)]
+        lines += [(place[names[0]], PlanLine(glob, (style,), origin)) for glob in plan_globs(names, model)]
     modules = len(list(model.named_modules()))
 
     def order(item: tuple[int, PlanLine]) -> tuple[int, int]:
@@ -174,7 +178,6 @@ def _whole(
     model: nn.Module, placed: Collection[str], summed: Collection[str]
 ) -> dict[str, Iterable[PlanLine]]:
     """What no entry places: whole on every rank, and DTensors all the same, for clipping and the optimizer."""
-    every = every_name(model)
     modules = dict(model.named_modules())
     tied = {name: group for group in tied_names(model) for name in group}
     found: dict[str, Iterable[PlanLine]] = {}
@@ -188,7 +191,7 @@ def _whole(
                 targets.append(path)
             else:
                 targets += mine
-        found[section] = [PlanLine(glob, (style,)) for glob in plan_globs(targets, every)]
+        found[section] = [PlanLine(glob, (style,)) for glob in plan_globs(targets, model)]
     return found
 
 
@@ -214,7 +217,7 @@ def _context(model: nn.Module) -> Iterator[PlanLine]:
         for path, module in model.named_modules()
         if calls_attention(module) and getattr(module, "config", text) is text
     ]
-    yield from (PlanLine(glob, ("context-parallel",)) for glob in plan_globs(names, every_name(model)))
+    yield from (PlanLine(glob, ("context-parallel",)) for glob in plan_globs(names, model))
 
 
 def _experts(model: nn.Module) -> Iterator[PlanLine]:
@@ -225,9 +228,8 @@ def _experts(model: nn.Module) -> Iterator[PlanLine]:
     for path in read_ep_plan(model):
         module = model.get_submodule(path)
         alike.setdefault(_expert_style(module, read_whole_inside(model, path)), []).append(path)
-    every = every_name(model)
     for style, paths in alike.items():
-        yield from (PlanLine(glob, (style,), DISPATCH) for glob in plan_globs(paths, every))
+        yield from (PlanLine(glob, (style,), DISPATCH) for glob in plan_globs(paths, model))
 
 
 def _expert_style(module: nn.Module, whole: Sequence[str]) -> str:
@@ -251,12 +253,11 @@ def _data(model: nn.Module) -> Iterator[PlanLine]:
     """
     layers = {f"{path}.*" for path in read_layer_lists(model)}
     shared = {name for group in tied_names(model) for name in group}
-    every = every_name(model)
     for key, string in read_fsdp_plan(model).items():
         names = [path for path, _ in model.named_modules() if with_wildcards(path) == key]
         tied = any(f"{name}.weight" in shared for name in names)
         if string == "free_full_weight" and not tied:
-            for glob in plan_globs(names, every):
+            for glob in plan_globs(names, model):
                 if key in layers:
                     yield PlanLine(glob, ("fsdp", "stage"), f"{string}, in its pp_plan")
                 else:

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.plan import Mesh
 from parallelizer.language.workload import Entry, Workload
-from parallelizer.propose.from_transformers.imported import _watched
+from parallelizer.propose.from_transformers.imported import _watched, parsed
 from parallelizer.propose.from_transformers.proposal import propose
 from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry
 from parallelizer.propose.from_transformers.translate import translate
+from parallelizer.propose.from_transformers.write_plan import write_plan
 from tests.hugging_face.small import small
 
 pytest.importorskip("transformers", reason="models of transformers are an optional extra")
@@ -177,3 +180,15 @@ def test_an_output_that_the_forward_changes_in_place_is_copied() -> None:
     lines = propose(small("llama4_text", **sizes), changed=changed).sections["tp_plan"]
     own = {line.glob for line in lines if line.styles == ("{style: rowwise, own: true}",)}
     assert own == {"model.layers.*.feed_forward.shared_expert.down_proj"}
+
+
+def test_modules_and_parameters_that_no_entry_names_have_rules_of_their_own() -> None:
+    """A glob with alternatives of both kinds is refused: those of parameters match no module."""
+    model = small("llama")
+    model.register_parameter("scale", nn.Parameter(torch.empty(4, device="meta")))
+    model.register_module("last_norm", nn.LayerNorm(4, device="meta"))
+    proposal = propose(model)
+    globs = [line.glob for line in proposal.sections["whole"]]
+    assert {"last_norm", "scale"} <= {*globs}
+    program = compile_plan(parsed(write_plan(proposal, [])), model, Mesh({"tp": 2}))
+    assert program.diagnostics == ()
