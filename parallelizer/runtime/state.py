@@ -154,19 +154,27 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def kept_buffers(model: nn.Module) -> Callable[[], None]:
+def kept_buffers(model: nn.Module) -> Callable[[torch.Tensor | None], None]:
     """Copy the persistent buffers, running statistics for instance. Returns a function that gives them these values
-    again, and puts the whole ones of context parallelism back.
+    again, and puts the whole ones of context parallelism back. Where the function is given a scalar tensor, buffers get these
+    values if it is not 0, which the device alone decides.
     """
     copies = [(buffer, buffer.detach().clone()) for buffer in persistent_buffers(model).values()]
 
-    def put_back() -> None:
+    def put_back(condition: torch.Tensor | None = None) -> None:
         restore_buffers(model)
         with torch.no_grad():
             for buffer, value in copies:
-                buffer.copy_(value)
+                there, value = _own_part(buffer), _own_part(value)
+                if condition is not None:
+                    value = torch.where(condition.to(there.device) != 0, value, there)
+                there.copy_(value)
 
     return put_back
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch import nn
 
 from parallelizer.compiler.observe.calling import call, outcome
 from parallelizer.compiler.observe.phase import phase
+from parallelizer.runtime.arriving import Arriving
 from parallelizer.runtime.eval_mode import eval_mode
 from parallelizer.runtime.exception_notes import noted_backward, noted_loss
+from parallelizer.runtime.found_inf import step_unless, takes_found_inf
 from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.pipeline import progress
@@ -32,6 +34,8 @@ from parallelizer.runtime.state import (
     restore_buffers,
     state_of,
 )
+from parallelizer.runtime.taken_step import Skipped, Step, StepNumbers
+from parallelizer.styles.context_parallel.to_device import to_device
 from parallelizer.styles.fsdp_partial import summed_behind
 from parallelizer.styles.sharded_logits import taken_sharded
 
@@ -49,31 +53,6 @@ whatever the dtype they travel in.
 """
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """What is needed to see why a step was not taken: this rank's own sum of losses and what it weighs, one tensor of
-    two numbers, and the default random states with which the step began.
-    """
-
-    local: torch.Tensor
-    random: RandomState
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a step computed: scalar tensors, the same on every rank; read them when you log. Those of
-    `train_step(skip_nonfinite=True)` lie on the CPU: the read that the step makes has read them too.
-
-    `skipped` is None unless the optimizer was not stepped, and `words` are the greatest of all ranks' numbers: see
-    `train_step`.
-    """
-
-    loss: torch.Tensor
-    grad_norm: torch.Tensor
-    skipped: Skipped | None = None
-    words: tuple[int, ...] | None = None
-
-
 def train_step(
     model: nn.Module,
     batch: Batch | Sequence[Batch],
@@ -83,6 +62,7 @@ def train_step(
     *,
     skip_nonfinite: bool = False,
     words: torch.Tensor | None = None,
+    after: Step | None = None,
 ) -> Step:
     """Forward, backward, clipping and one optimizer step, without reading a value back to the host.
 
@@ -96,16 +76,25 @@ def train_step(
     With `skip_nonfinite`, if the loss or the gradient norm is NaN or infinite on any rank, no rank applies
     the step: parameters, persistent buffers and the optimizer keep their exact values, and `Step.skipped`
     is set. The gradients are those of backward, times `SCALE`, neither clipped nor divided. Random states
-    have advanced. This costs one all-reduce of a number over the model's ranks, one host read, and a copy
-    of the persistent buffers.
+    have advanced. This costs one all-reduce of a number over the model's ranks, and a copy of the persistent
+    buffers. The device decides where the optimizer takes `found_inf`, as torch's do with `fused=True` once
+    they have states: `optimizer.step()` is called, and changes nothing. For any other optimizer, and in its
+    first step, the host reads one value before it.
+
+    Whoever reads a `Step` while the device computes the next one gives that one `after`, the step before: if
+    it was not applied, this one is not either, and has `Step.skipped.follows`. So whatever is found one step
+    late, parameters, buffers and the optimizer are as they were before the step that was not finite. `after`
+    goes with `skip_nonfinite`, else ValueError is raised.
 
     `words`, whole numbers that ranks tell each other, travel with this all-reduce: `Step.words` has the
     greatest of each over all ranks. It is None without `skip_nonfinite`, and where the model does not have
     the whole world.
     """
+    if after is not None and not (skip_nonfinite and after.left_out is not None):
+        raise ValueError("train_step(after=) needs skip_nonfinite=True, in this step and in the one before")
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
     with redistribute(_redistribution(model)):
-        return _train_step(model, parts, loss, optimizer, clip, skip_nonfinite, words)
+        return _train_step(model, parts, loss, optimizer, clip, skip_nonfinite, words, after)
 
 
 def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Tensor:
@@ -142,6 +131,7 @@ def _train_step(
     clip: float | None,
     skip_nonfinite: bool,
     words: torch.Tensor | None,
+    after: Step | None,
 ) -> Step:
     refuse_added_parameters(model)
     refuse_replaced_parameters(model, optimizer)
@@ -166,50 +156,84 @@ def _train_step(
         correction = 1.0 / (SCALE * totals[1])
         stages = None if pipeline is None else pipeline.group
         norm = grad_norm(counted(model, pipeline), stages) * correction
-    said: tuple[int, ...] | None = None
-    if skip_nonfinite:
-        finite, read, said = _finite_everywhere(model, mean, norm, words=words)
-        if not all(finite):
-            put_back()
-            loss_there, norm_there = map(_unless, finite, read)
-            return Step(loss_there, norm_there, Skipped(local, random), said)
-        mean, norm = read
-    with phase("clip"):
-        scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
-    with phase("optimizer"):
-        optimizer.step()
-    restore_buffers(model)
-    return Step(mean, norm, words=said)
+        factor = correction * clip_factor(norm, clip) if clip is not None else correction
+    if not skip_nonfinite:
+        with phase("clip"):
+            scale_(parameters, factor)
+        with phase("optimizer"):
+            optimizer.step()
+        restore_buffers(model)
+        return Step(mean, norm)
+    told, left_out, count = _told_everywhere(model, mean, norm, words=words, after=after)
+    kinds = mean.dtype, norm.dtype
+
+    def numbers(read: Sequence[int]) -> StepNumbers:
+        return _numbers(read, kinds, count, Skipped(local, random))
+
+    if takes_found_inf(optimizer, left_out.device):
+        arriving = Arriving(told)
+        with phase("clip"):
+            scale_(parameters, factor.masked_fill(left_out.to(factor.device) != 0, 1.0))
+        with phase("optimizer"):
+            step_unless(left_out, optimizer)
+        put_back(left_out)
+        return Step.unread(lambda: numbers(arriving.tolist()), left_out)
+    known = numbers(told.tolist())
+    if known.skipped is not None:
+        put_back(None)
+    else:
+        with phase("clip"):
+            scale_(parameters, factor)
+        with phase("optimizer"):
+            optimizer.step()
+        restore_buffers(model)
+    return Step.unread(lambda: known, left_out)
 
 
-def _finite_everywhere(
-    model: nn.Module, *numbers: torch.Tensor, words: torch.Tensor | None
-) -> tuple[list[bool], list[torch.Tensor], tuple[int, ...] | None]:
-    """Whether each number is finite on all ranks of the model, the numbers on the CPU, and the greatest of all ranks' words: one
-    host read.
+def _told_everywhere(
+    model: nn.Module,
+    mean: torch.Tensor,
+    norm: torch.Tensor,
+    *,
+    words: torch.Tensor | None,
+    after: Step | None,
+) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+    """Everything that is to be read of a step, in one tensor for `_numbers`; whether it is left out, a float32 scalar, 1 or 0;
+    and how many words the tensor ends with.
 
     Every rank's word counts. The numbers are sums over the axes that deal out tokens and parameters; what all ranks of
     a tensor axis compute alike, the loss above all, one of them may have wrong alone.
     """
     device = device_of(model)  # gradients of offloaded parameters, and their norm, lie on the CPU
     groups = every_group(model)
-    own = torch.stack([n.to(device, torch.float64) for n in numbers])
+    own = torch.stack([n.to(device, torch.float64) for n in (mean, norm)])
     bad = ~torch.isfinite(own)
     told = bad.float()
     world = dist.get_world_size() if dist.is_initialized() else 1
     if words is not None and world > 1 and groups != (dist.group.WORLD,):
         words = None
     if words is not None:
-        told = torch.cat([bad.to(words.dtype), words.to(device)])
+        told = torch.cat([bad.to(words.dtype), to_device(words, device)])
     for group in groups:
         dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
+    left_out = told[:2].amax().float()
+    if after is not None and after.left_out is not None:
+        left_out = torch.maximum(left_out, after.left_out)
     # As bits: words have more digits than a float64 holds.
-    every = torch.cat([own.view(torch.int64), told.long()]).tolist()
-    count = len(numbers)
-    values = torch.tensor(every[:count], dtype=torch.int64).view(torch.float64)
-    read = [value.to(number.dtype) for value, number in zip(values, numbers, strict=True)]
-    finite = [not one for one in every[count : 2 * count]]
-    return finite, read, None if words is None else tuple(map(int, every[2 * count :]))
+    every = torch.cat([own.view(torch.int64), left_out.long().view(1), told.long()])
+    return every, left_out, None if words is None else len(words)
+
+
+def _numbers(
+    read: Sequence[int], kinds: tuple[torch.dtype, torch.dtype], words: int | None, skipped: Skipped
+) -> StepNumbers:
+    """The numbers of a step from what `_told_everywhere` has put together. Those of the tensors are on the CPU."""
+    values = torch.tensor(read[:2], dtype=torch.int64).view(torch.float64)
+    left_out, *told = read[2:]
+    finite = [not one for one in told[:2]]
+    loss, norm = (_unless(good, v.to(kind)) for good, v, kind in zip(finite, values, kinds, strict=True))
+    why = replace(skipped, follows=all(finite)) if left_out else None
+    return StepNumbers(loss, norm, why, None if words is None else tuple(map(int, told[2:])))
 
 
 def _unless(finite: bool, number: torch.Tensor) -> torch.Tensor:

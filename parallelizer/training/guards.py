@@ -17,7 +17,8 @@ from parallelizer.runtime.guards.agreement import Agreement, out_of_step
 from parallelizer.runtime.guards.drift import find_drift, ranks_drifted
 from parallelizer.runtime.guards.nonfinite import find_nonfinite, nonfinite
 from parallelizer.runtime.state import device_of
-from parallelizer.runtime.step import Loss, Step
+from parallelizer.runtime.step import Loss
+from parallelizer.runtime.taken_step import Step
 from parallelizer.training.settings import Settings
 
 MOST_SKIPPED = 10

@@ -18,6 +18,7 @@ from parallelizer.language.plan import Plan
 from parallelizer.models.llama import Llama
 from parallelizer.runtime import apply as applier
 from parallelizer.runtime import step
+from parallelizer.runtime.taken_step import Step
 from parallelizer.simulate.rehearse.host_reads import host_reads
 from parallelizer.styles import fsdp
 from tests.chosen import chosen
@@ -298,7 +299,7 @@ def test_a_step_that_may_be_skipped_reads_everything_at_once(dtype: torch.dtype)
     optimizer = torch.optim.SGD(model.parameters())
     plain = pz.train_step(twin, batch, token_loss, torch.optim.SGD(twin.parameters()), 1.0)
     words = torch.tensor([7, -(2**62) - 1])
-    taken: list[step.Step] = []
+    taken: list[Step] = []
 
     def take() -> None:
         taken.append(

@@ -24,7 +24,8 @@ from parallelizer.runtime.guards.wording import ranks_named
 from parallelizer.runtime.random_state import RandomState
 from parallelizer.runtime.redistribution import redistribute
 from parallelizer.runtime.state import device_of, restore_buffers, state_of
-from parallelizer.runtime.step import Batch, Loss, Skipped, Step
+from parallelizer.runtime.step import Batch, Loss
+from parallelizer.runtime.taken_step import Skipped, Step
 
 Where = Literal["batch", "parameter", "loss", "gradient", "source"]
 

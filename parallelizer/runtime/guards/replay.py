@@ -58,7 +58,7 @@ def replay(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> Sighting | N
         with torch.compiler.set_stance("force_eager"), look:
             accumulate(model, parts, look.at_loss(loss))
     finally:
-        put_back()
+        put_back(None)
     return look.first
 
 

@@ -18,7 +18,8 @@ from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate, materialize
 from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank
 from parallelizer.runtime.pipeline.forms import Forms
-from parallelizer.runtime.step import Batch, Step, train_step
+from parallelizer.runtime.step import Batch, train_step
+from parallelizer.runtime.taken_step import Step
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.pipeline_step import prepare

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.configuration.setup import Setup
 from parallelizer.proof.certificate import SHORT
 from parallelizer.runtime.launch import heartbeat
-from parallelizer.runtime.step import Step
+from parallelizer.runtime.taken_step import Step
 from parallelizer.styles.application import Program
 from parallelizer.training.data.source import Source
 from parallelizer.training.keep.checkpoints import RunCheckpoints, is_restart

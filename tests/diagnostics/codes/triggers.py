@@ -52,7 +52,7 @@ from parallelizer.runtime.initialize import materialize
 from parallelizer.runtime.launch import outside
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.state import ParallelState, refuse_added_parameters, remember
-from parallelizer.runtime.step import Step
+from parallelizer.runtime.taken_step import Step
 from parallelizer.simulate.time.machine import machine_of
 from parallelizer.training.data.choose_tokenizer import tokenizer_of
 from parallelizer.training.data.corpus import build_data
