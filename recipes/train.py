@@ -40,6 +40,7 @@ def train(job: training.Job) -> training.Result:
     batches = job.batches(mesh)
     guards = job.guards(model, optimizer, loss)
     stopped = 0
+    unread, after = [], None
     # `asked` notes SIGTERM and SIGUSR1; `report` writes metrics.jsonl and the trackers, and shows the run.
     with training.stop_requests() as asked, job.reporting(mesh, checkpoints, done) as report:
         for step in range(done + 1, settings.steps + 1):
@@ -59,18 +60,26 @@ def train(job: training.Job) -> training.Result:
             # A signal that one rank was sent reaches all of them with the step, so that they stop behind the same one.
             words = guards.words(step, samples, stop=asked.signal)
             with report.step(model, optimizer, parts):
+                # It is left out if `after`, the step that is still to be read, is not finite.
                 taken = pz.train_step(
-                    model, parts, loss, optimizer, setup.clip, skip_nonfinite=True, words=words
+                    model, parts, loss, optimizer, setup.clip, skip_nonfinite=True, words=words, after=after
                 )
             samples += setup.workload.batch_size
-            measured = report.measured(taken, learning_rate)
+            unread.append((step, taken, parts, learning_rate))
 
-            # Raises at a step that is not finite, and where ranks have drifted apart.
-            stopped = guards.after(step, taken, parts)
-            if step == settings.steps or (settings.eval_every and step % settings.eval_every == 0):
-                report.doing("evaluation")
-                measured["validation_loss"] = pz.evaluate(model, batches.validation(), loss).item()
-            report.tell(measured)
+            # A step is read while the device computes the next one, unless something comes before that.
+            evaluates = step == settings.steps or (settings.eval_every and step % settings.eval_every == 0)
+            due = checkpoints.is_due(step) or guards.at_once(step) or report.at_once(step)
+            while len(unread) > (0 if evaluates or due or stopped else 1):
+                number, earlier, its_parts, its_rate = unread.pop(0)
+                measured = report.measured(earlier, its_rate)
+                # Raises at a step that is not finite, and where ranks have drifted apart.
+                stopped = guards.after(number, earlier, its_parts) or stopped
+                if evaluates and number == step:
+                    report.doing("evaluation")
+                    measured["validation_loss"] = pz.evaluate(model, batches.validation(), loss).item()
+                report.tell(measured)
+            after = taken if unread else None
             if stopped or checkpoints.is_due(step):
                 report.doing("checkpoint")
                 guards.before_saving(step)

@@ -38,8 +38,18 @@ TRAINING = {
 
 MADE = {
     "Batches": ("training", "validation"),
-    "Guards": ("after", "before_saving", "words"),
-    "Reporting": ("begin", "doing", "ended", "measured", "result", "step", "tell", "validation_loss"),
+    "Guards": ("after", "at_once", "before_saving", "words"),
+    "Reporting": (
+        "at_once",
+        "begin",
+        "doing",
+        "ended",
+        "measured",
+        "result",
+        "step",
+        "tell",
+        "validation_loss",
+    ),
     "RunCheckpoints": ("find", "is_due", "load", "save"),
     "Sampler": ("draw",),
     "TextLogits": ("logits",),

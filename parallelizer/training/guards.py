@@ -47,12 +47,24 @@ class Guards:
         self.agreement = Agreement(settings.collective_timeout)
         self.in_a_row = 0
         self.told: tuple[object, ...] = ()
+        self.begun = 0
 
     def words(self, step: int, samples: int, *, stop: int = 0) -> torch.Tensor:
         """What this rank tells the others in the step of this number, for `train_step`: the position of the run in
         the data before it, and the signal that asked this rank to `stop`, or 0.
         """
+        self.begun = step
         return self.agreement.words(step, stop=stop, position=samples)
+
+    def at_once(self, step: int) -> bool:
+        """Whether `after` is to be called before the next step begins, the same on every rank. Otherwise it may be called
+        when the next one was launched with `train_step(after=)`, so that the device does not wait for the host.
+
+        It is where ranks are compared behind the step, and where steps that are not finite are skipped: the next step would
+        be left out too, and the source be looked for with the parameters of a later one.
+        """
+        every = self.settings.check_every
+        return self.settings.on_nonfinite == "skip" or bool(every and step % every == 0)
 
     def after(
         self,
@@ -65,7 +77,7 @@ class Guards:
     ) -> int:
         """Check the step of this number, from 1, and its parts of the batch. `samples` is the position of
         the run in the data. If `train_step` was given `words`, ranks have told each other these already, and
-        `samples` and `stop` are not read.
+        `samples` and `stop` are not read. The step may be the one before the last that was launched: see `at_once`.
 
         Returns the signal that asked some rank to `stop`, or 0: the same on every rank. Raises PlanError on
         all ranks: `out-of-step`, `nonfinite` and `ranks-drifted`, as the settings say. Parameters and
@@ -111,8 +123,10 @@ class Guards:
         if done.skipped is None:
             self.in_a_row = 0
             return
+        if done.skipped.follows:  # nothing is wrong with this one
+            return
         self.in_a_row += 1
-        found = find_nonfinite(self.model, parts, self.loss, done.skipped)
+        found = find_nonfinite(self.model, parts, self.loss, done.skipped, later=self.begun > step)
         finding = nonfinite(step, done, found)
         if self.settings.on_nonfinite == "skip" and self.in_a_row < MOST_SKIPPED:
             self._warn(replace(finding, severity="warning", help="the step is skipped; the run continues"))

@@ -9,7 +9,7 @@ disagree exchange more.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,7 +40,7 @@ class Verdict:
 
 class Agreement:
     """One exchange a step between all ranks of the world; with one rank nothing is sent. Collective: every rank makes
-    it, and calls `words` and `read`, or `tell` and `heard`, in turns.
+    it, and calls `tell` and `heard` in turns; or `words` and `read`, of which several `words` may come first.
 
     `timeout`, in seconds, is how long `heard` waits for the last rank to tell. That rank may be computing, so it is
     to be longer than a step; a watchdog is who says that a rank is stuck.
@@ -51,22 +51,25 @@ class Agreement:
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._group: dist.ProcessGroup | None = None
         self._told: torch.Tensor | None = None
-        self._mine: tuple[int, int] = (0, 0)
+        self._mine: deque[tuple[int, int]] = deque()
         self._work: dist.Work | None = None
 
     def words(self, step: int, *, stop: int = 0, position: object = None) -> torch.Tensor:
         """What this rank says of a step, for `train_step`; the arguments are those of `tell`."""
-        self._mine = (step, 0 if position is None else digest(position))
-        step, place = self._mine
+        place = 0 if position is None else digest(position)
+        self._mine.append((step, place))
         # The least is the greatest of the opposites: one reduction finds both.
         return torch.tensor([stop, step, -step, place, -place])
 
     def read(self, greatest: Sequence[int]) -> Verdict:
-        """What the greatest of all ranks' words say; the same on all of them. Collective where they disagree."""
+        """What the greatest of all ranks' words say, the earliest that were not read; the same on all of them. Collective
+        where they disagree.
+        """
+        mine = self._mine.popleft()
         stop, step, less_step, place, less_place = greatest
         if step == -less_step and place == -less_place:
             return Verdict(stop)
-        return self._named(stop)
+        return self._named(stop, mine)
 
     def tell(self, step: int, *, stop: int = 0, position: object = None) -> None:
         """Say which step this is, and start to listen. Does not wait.
@@ -76,6 +79,7 @@ class Agreement:
         """
         if self._told is not None:
             raise RuntimeError("tell was called twice, with no heard in between")
+        self._mine.clear()  # words that did not travel with a step
         self._told = self.words(step, stop=stop, position=position)
         if self.ranks > 1:
             if self._group is None:
@@ -86,20 +90,21 @@ class Agreement:
         """Wait for every rank's word; the same on all of them. Raises LaunchError where one of them never comes."""
         if self._told is None:
             raise RuntimeError("heard was called before tell")
+        step = self._mine[0][0]
         try:
             if self._work is not None:
                 self._work.wait()
             return self.read(self._told.tolist())
         except RuntimeError as error:
-            message = f"no rank can agree with all others after step {self._mine[0]}: {_first_line(error)}"
+            message = f"no rank can agree with all others after step {step}: {_first_line(error)}"
             help = "one of them has ended, or took longer than launch.collective_timeout: see its log"
             raise LaunchError(message, help) from error
         finally:
             self._told = self._work = None
 
-    def _named(self, stop: int) -> Verdict:
+    def _named(self, stop: int, mine: tuple[int, int]) -> Verdict:
         """The second exchange: who said what."""
-        said = gathered(self._mine, self._group)
+        said = gathered(mine, self._group)
         steps, places = zip(*said, strict=True)
         return Verdict(stop, minority(said), steps, places)
 

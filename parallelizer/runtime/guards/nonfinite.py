@@ -21,6 +21,8 @@ from parallelizer.language.fold import fold_paths
 from parallelizer.runtime.fail_together import gathered_over_model, own_rank
 from parallelizer.runtime.guards.replay import Sighting, replay
 from parallelizer.runtime.guards.wording import ranks_named
+from parallelizer.runtime.partial_gradients import sum_partial
+from parallelizer.runtime.pipeline.shared_gradients import sum_shared
 from parallelizer.runtime.random_state import RandomState
 from parallelizer.runtime.redistribution import redistribute
 from parallelizer.runtime.state import device_of, restore_buffers, state_of
@@ -47,14 +49,20 @@ class Nonfinite:
 
 
 def find_nonfinite(
-    model: nn.Module, batch: Batch | Sequence[Batch], loss: Loss, skipped: Skipped | None = None
+    model: nn.Module,
+    batch: Batch | Sequence[Batch],
+    loss: Loss,
+    skipped: Skipped | None = None,
+    *,
+    later: bool = False,
 ) -> tuple[Nonfinite, ...]:
     """Whatever is not finite in a step that was skipped: the arguments are those of the step, and its `Step.skipped`.
 
     Looks at the parameters, the batch and the gradients as the step has left them, and then runs forward and backward
     again, with the step's own random numbers. Parameters, buffers and random states are left as they are; the
     gradients are freed. Only the earliest source is listed, on the ranks that have it: what it spread to is not. No
-    source means that it did not happen again. Collective: every rank calls it, and gets the same.
+    source means that it did not happen again. `later` says that another step was run since, whose gradients are not looked
+    at: those of the repetition are. Collective: every rank calls it, and gets the same.
     """
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
     rank = own_rank()
@@ -64,10 +72,9 @@ def find_nonfinite(
     if skipped is not None and not math.isfinite(skipped.local[0]):
         kind = "NaN" if bool(skipped.local[0].isnan()) else "infinite"
         found.append(Nonfinite(rank, "loss", "", kind))
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    found += [Nonfinite(rank, "gradient", name, kind) for name, kind in _kinds(gradients)]
-    del gradients
-    source = _replayed(model, parts, loss, skipped.random if skipped is not None else None)
+    gradients = [] if later else _gradients(model, rank)
+    source, again = _replayed(model, parts, loss, skipped.random if skipped is not None else None, later)
+    found += gradients if again is None else again
     weight = float(skipped.local[1]) if skipped is not None else 1.0
     everyone = gathered_over_model(model, (rank, tuple(found), source, weight))
     everyone.sort(key=lambda one: one[0])
@@ -83,8 +90,9 @@ def find_nonfinite(
 
 
 def _replayed(
-    model: nn.Module, parts: Sequence[Batch], loss: Loss, random: RandomState | None
-) -> Sighting | None:
+    model: nn.Module, parts: Sequence[Batch], loss: Loss, random: RandomState | None, gradients: bool
+) -> tuple[Sighting | None, list[Nonfinite] | None]:
+    """The source that this rank has seen, and what is not finite of the `gradients`, if these are asked for."""
     state = state_of(model)
     there = RandomState.now(device_of(model))
     parameters = list(model.parameters())
@@ -95,12 +103,23 @@ def _replayed(
         with way:
             if random is not None:
                 random.put_back()
-            return replay(model, parts, loss)
+            seen = replay(model, parts, loss)
+            if not gradients:
+                return seen, None
+            sum_partial([p for p in parameters if p.requires_grad])
+            if state is not None and state.pipeline is not None:
+                sum_shared(model, state.pipeline)
+            return seen, _gradients(model, own_rank())
     finally:
         there.put_back()
         restore_buffers(model)
         for param in parameters:
             param.grad = None
+
+
+def _gradients(model: nn.Module, rank: int) -> list[Nonfinite]:
+    there = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return [Nonfinite(rank, "gradient", name, kind) for name, kind in _kinds(there)]
 
 
 def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from parallelizer.runtime.arriving import Arriving
 from parallelizer.runtime.fail_together import gathered_over_model, own_rank
 from parallelizer.styles.application import Program
 from parallelizer.styles.experts.recorded import RowCounts, counted_rows
@@ -95,12 +96,12 @@ class ExpertLoad:
         self.holders = program.mesh.world_size // program.mesh.sizes["pp"]
         self.device = device
         self.experts: dict[str, int] = {}
-        self._summed: torch.Tensor | None = None
+        self.summed: Arriving | None = None
 
     @contextmanager
     def step(self, model: nn.Module, file: Path | None = None) -> Iterator[None]:
         """Around a step. Its counts go into a file, if one is named: a preset's `routing` takes it. Behind the step ranks add
-        up their counts, by one all-reduce; `read` has them.
+        up their counts, by one all-reduce, and `summed` is on its way to the host: `read` reads it.
         """
         if not self.paths:
             yield
@@ -127,13 +128,13 @@ class ExpertLoad:
                 summed[at + experts + dist.get_rank()] += received
             at += experts + ranks
         dist.all_reduce(summed)
-        self._summed = summed
+        self.summed = Arriving(summed)
 
-    def read(self) -> StepLoad:
-        """The load of the last step. Waits for the device."""
-        if self._summed is None:
+    def read(self, summed: Arriving | None) -> StepLoad:
+        """The load of a step, of what `summed` was behind it. Waits for the device."""
+        if summed is None:
             return StepLoad()
-        numbers, ranks = iter(self._summed.tolist()), dist.get_world_size()
+        numbers, ranks = iter(summed.tolist()), dist.get_world_size()
         return StepLoad(
             {
                 path: ModuleLoad(

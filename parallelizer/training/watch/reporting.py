@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.configuration.setup import Setup
 from parallelizer.proof.certificate import SHORT
+from parallelizer.runtime.arriving import Arriving
 from parallelizer.runtime.launch import heartbeat
 from parallelizer.runtime.taken_step import Step
 from parallelizer.styles.application import Program
@@ -43,13 +45,23 @@ WARM, STEADY = 2, 3
 """Steps that warm up, and those behind them whose time is compared with the predicted one."""
 
 
+@dataclass(frozen=True)
+class _Launched:
+    """A step that was not measured yet: its number, when it began and when its call returned, and the load of its experts."""
+
+    step: int
+    began: float
+    returned: float
+    load: Arriving | None
+
+
 class Reporting:
     """A rank's reports of its steps, as a context around them; ranks other than 0 report only profiles.
     `Job.reporting` makes it.
 
     In each step call `begin`, `step` around the step itself, `measured`, and `tell`; after the last step
-    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text. `certificate` is the fingerprint
-    of the run's proof, which the panel shows.
+    `ended`. `measured` and `tell` may be called when the next step was launched. `done` steps were taken before. `config` is
+    the run's configuration, a YAML text. `certificate` is the fingerprint of the run's proof, which the panel shows.
     """
 
     def __init__(
@@ -100,7 +112,9 @@ class Reporting:
         # What another run has left in this folder stays, where this one neither goes on from it nor saves.
         self._done_before = done if checkpoints.goes_on or checkpoints.saves else None
         self._inside = ExitStack()
-        self._began = self._begun = time.monotonic()
+        self.profiled = settings.profile
+        self._launched: deque[_Launched] = deque()
+        self._began = self._begun = self._ready = time.monotonic()
 
     def __enter__(self) -> Reporting:
         with ExitStack() as stack:  # what has been opened is closed if the next cannot be
@@ -133,6 +147,7 @@ class Reporting:
         parts: Sequence[Mapping[str, torch.Tensor]],
     ) -> Iterator[None]:
         """A context around a step, which is profiled or compared with the dry run if that is due."""
+        began = self._begun
         with ExitStack() as stack:
             first = self.number == self.first + 1
             stack.enter_context(self.load.step(model, self.routing if first else None))
@@ -141,21 +156,35 @@ class Reporting:
                 memory_too = not self.profiling.covers(self.number)
                 stack.enter_context(self.compared.watched(model, optimizer, parts, memory=memory_too))
             yield
+        self._launched.append(_Launched(self.number, began, time.monotonic(), self.load.summed))
+
+    def at_once(self, step: int) -> bool:
+        """Whether the step of this number is to be measured before the next one begins, the same on every rank: the first
+        one, and where a profile begins or ends behind it.
+        """
+        first, last = self.profiled or (0, 0)
+        return step in (self.first + 1, first - 1, last)
 
     def measured(self, taken: Step, learning_rate: float) -> dict[str, float]:
-        """The measurements of the step: a line of `metrics.jsonl`. Reads its loss, which waits for the
-        device.
+        """The measurements of the earliest step that was not measured: a line of `metrics.jsonl`. Reads its loss, which
+        waits for the device.
         """
+        launched = self._launched.popleft()
+        loss = taken.loss.item()
+        # A CPU has computed a step when its call returns. A GPU computes a step while the next one is launched.
+        ready = launched.returned if self.device.type == "cpu" else time.monotonic()
+        seconds = ready - max(launched.began, self._ready)
+        self._ready = ready
         values = {
-            "step": self.number,
-            "loss": taken.loss.item(),
+            "step": launched.step,
+            "loss": loss,
             "grad_norm": taken.grad_norm.item(),
             "lr": learning_rate,
-            "tokens_per_second": self.units / (time.monotonic() - self._begun),
+            "tokens_per_second": self.units / seconds,
         }
-        self.loaded = self.load.read()  # the loss has waited for the step
+        self.loaded = self.load.read(launched.load)  # the loss has waited for the step
         values |= self.loaded.scalars()
-        self.profiling.after(self.number)
+        self.profiling.after(launched.step)
         if (mfu := self.forecast.mfu(self.units / values["tokens_per_second"])) is not None:
             values["mfu"] = mfu
         self.losses.append(values["loss"])
@@ -164,7 +193,7 @@ class Reporting:
         return values
 
     def doing(self, what: str) -> None:
-        """Another part of this step begins that may take long, such as `evaluation`. If a rank hangs in it,
+        """Another part of the step that began last begins that may take long, such as `evaluation`. If a rank hangs in it,
         the report names it.
         """
         heartbeat.beat(self.number, what)
@@ -174,17 +203,18 @@ class Reporting:
         if self.metrics:
             by_module = {"experts": table} if (table := self.loaded.table()) else {}
             self.metrics.write(**measured, **by_module)  # type: ignore[arg-type]
+        step = int(measured["step"])
         drawn = {k: v for k, v in measured.items() if k != "step"}
-        self.trackers.write(self.number, drawn | self.loaded.tracked())
+        self.trackers.write(step, drawn | self.loaded.tracked())
         self.validation_loss = measured.get("validation_loss", self.validation_loss)
         self.view.skipped, self.view.load = self.skipped, self.loaded.most()
         self.progress.step(dict(measured), memory(self.device) if self.leads else None)
-        if self.compared is not None and self.number == self.first + 1:
-            self.compared.tell(self.number)
+        if self.compared is not None and step == self.first + 1:
+            self.compared.tell(step)
             self.view.compared = self.compared.peaks
-        if self.compared is not None and self.number == self.first + WARM + STEADY:
+        if self.compared is not None and step == self.first + WARM + STEADY:
             seconds = [self.units / rate for rate in self.rates[WARM:]]
-            self.compared.tell_pace(self.number, statistics.median(seconds))
+            self.compared.tell_pace(step, statistics.median(seconds))
 
     def saved(self) -> None:
         """What has become of checkpoints is told too."""

@@ -82,6 +82,21 @@ def test_every_rank_hears_the_same_and_who_is_apart() -> None:
         assert "after step 1" in message and seconds < 10
 
 
+def read_late() -> list[Any]:
+    """The words of a second step are made before those of the first are read."""
+    agreement, rank = Agreement(), dist.get_rank()
+    told = [agreement.words(3 + rank), agreement.words(7)]
+    for words in told:
+        dist.all_reduce(words, dist.ReduceOp.MAX)
+    return [agreement.read(words.tolist()) for words in told]
+
+
+@pytest.mark.ranks
+def test_words_are_read_in_the_order_in_which_they_were_made() -> None:
+    first = Verdict(0, (0, 1), (3, 4), (0, 0))
+    assert run_ranks(read_late, 2) == [[first, Verdict()]] * 2
+
+
 @pytest.mark.parametrize(
     ("said", "apart"),
     [

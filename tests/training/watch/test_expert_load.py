@@ -51,7 +51,7 @@ def _loads(favourites: int) -> tuple[StepLoad, list[int], list[int], Mapping[str
         scores = x @ weight.T + 100.0 * (torch.arange(EXPERTS) < favourites) * bool(favourites)
         chosen = scores.topk(2, -1).indices.flatten()
     own = [int((chosen == number).sum()) for number in range(EXPERTS)]
-    return load.read(), own, reduces, {k: n for k, n in reads.items() if "expert_load" in k}
+    return load.read(load.summed), own, reduces, {k: n for k, n in reads.items() if "expert_load" in k}
 
 
 @pytest.mark.ranks
