@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 FUSED_DEVICES = ("cpu", "cuda")
+FUSED_CLASSES = (Adam, AdamW)
+"""Of torch's classes with a fused kernel those whose kernel takes DTensors."""
 
 
 def build_optimizer(model: nn.Module, config: Mapping[str, Any]) -> AdamW:
@@ -25,7 +27,7 @@ def build_optimizer(model: nn.Module, config: Mapping[str, Any]) -> AdamW:
     parameters = [p for p in model.parameters() if p.requires_grad]
     fused = config["fused"]
     if fused == "auto":
-        fused = all(p.device.type in FUSED_DEVICES and p.is_floating_point() for p in parameters)
+        fused = _has_fused_kernel(parameters)
     try:
         return AdamW(
             parameter_groups(parameters, config["weight_decay"]),
@@ -38,6 +40,10 @@ def build_optimizer(model: nn.Module, config: Mapping[str, Any]) -> AdamW:
     except (TypeError, ValueError) as error:
         help = "see the keys of optim in the configuration"
         raise PlanError([Diagnostic("optim-invalid", f"AdamW refuses: {error}", help=help)]) from error
+
+
+def _has_fused_kernel(parameters: Iterable[Tensor]) -> bool:
+    return all(p.device.type in FUSED_DEVICES and p.is_floating_point() for p in parameters)
 
 
 def parameter_groups(parameters: Iterable[Tensor], weight_decay: float = 0.0) -> list[dict[str, Any]]:
@@ -62,8 +68,9 @@ SCHEDULE_KEYS = ("warmup", "final_ratio", "schedule", "decay")
 def optimizer_of(kind: Callable[..., Optimizer], model: nn.Module, config: Mapping[str, Any]) -> Optimizer:
     """An optimizer class of torch's kind over the parameters that want gradients, with the keys of `config` as arguments.
 
-    `_target_` and the keys of the schedule are left out, and `fused: auto` is left to the class. `weight_decay` is that of
-    parameters of two dimensions and more. Raises what the class raises.
+    `_target_` and the keys of the schedule are left out. `fused: auto` is true for Adam and AdamW where the devices have the
+    kernel, unless `foreach` or `differentiable` is set, which it does not go with; else it is left to the class.
+    `weight_decay` is that of parameters of two dimensions and more. Raises what the class raises.
     """
     arguments: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -72,6 +79,9 @@ def optimizer_of(kind: Callable[..., Optimizer], model: nn.Module, config: Mappi
     }
     taken = inspect.signature(kind).parameters
     parameters = [p for p in model.parameters() if p.requires_grad]
+    other_way = any(arguments.get(key) for key in ("foreach", "differentiable"))
+    if config.get("fused") == "auto" and kind in FUSED_CLASSES and not other_way:
+        arguments["fused"] = _has_fused_kernel(parameters) or None
     decay: Any = arguments.get(
         "weight_decay", taken["weight_decay"].default if "weight_decay" in taken else 0.0
     )

@@ -103,7 +103,11 @@ def test_wsd_written_out() -> None:
     [
         ("torch.optim.SGD", {"momentum": 0.9, "weight_decay": 0.3}, {"momentum": 0.9}),
         ("torch.optim.Adafactor", {}, {}),
-        ("torch.optim.AdamW", {"betas": [0.8, 0.9], "fused": "auto"}, {"betas": (0.8, 0.9)}),
+        ("torch.optim.AdamW", {"betas": [0.8, 0.9], "fused": "auto"}, {"betas": (0.8, 0.9), "fused": True}),
+        ("torch.optim.Adam", {"fused": "auto"}, {"fused": True}),
+        ("torch.optim.Adam", {"fused": "auto", "foreach": True}, {"fused": None, "foreach": True}),
+        ("torch.optim.Adam", {}, {"fused": None}),
+        ("torch.optim.SGD", {"fused": "auto"}, {"fused": None}),  # DTensors cannot take its kernel
         ("torch.optim.Rprop", {}, {}),
     ],
 )
