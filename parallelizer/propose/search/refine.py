@@ -25,8 +25,13 @@ def refined(best: Sequence[Candidate], facts: SpaceFacts, within: Within) -> Ite
             replace(one, method=method)
             for one in _first(best, "cp")
             for method in METHODS
-            if method != facts.method
+            if method != facts.method and not (method == "ulysses-ring" and _is_prime(one.cp))
         )
+
+
+def _is_prime(cp: int) -> bool:
+    """Whether `ulysses-ring` over `cp` ranks is `ring` or `ulysses`: its degree divides them."""
+    return all(cp % n for n in range(2, cp))
 
 
 def _first(best: Sequence[Candidate], axis: str) -> list[Candidate]:

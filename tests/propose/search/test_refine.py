@@ -28,10 +28,18 @@ def test_only_the_fastest_with_an_axis_is_tried_with_other_streams_and_methods()
     found = list(refined(best, FACTS, FREE))
     assert [one for one in found if one.stream == "whole"] == [dataclasses.replace(best[0], stream="whole")]
     assert {(one.cp, one.method) for one in found if one.method} == {
-        (2, method) for method in ("all-gather", "ring", "ulysses", "ulysses-ring")
+        (2, method) for method in ("all-gather", "ring", "ulysses")
     }
     named = dataclasses.replace(FACTS, method="ring")
     assert "ring" not in {one.method for one in refined(best, named, FREE)}
+
+
+def test_ulysses_ring_is_tried_only_where_it_is_neither_ring_nor_ulysses() -> None:
+    def methods(cp: int) -> set[str]:
+        return {one.method for one in refined([Candidate(dp_shard=2, cp=cp)], FACTS, FREE)}
+
+    assert "ulysses-ring" in methods(4) and "ulysses-ring" in methods(6)
+    assert methods(2) == methods(3) == methods(4) - {"ulysses-ring"}
 
 
 def test_layers_move_from_the_fullest_rank_to_the_emptiest() -> None:
