@@ -1,0 +1,78 @@
+"""Which candidates are dry-run whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parallelizer.propose.search import run
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.estimate import Estimate
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.truth import TracedWhole
+
+RING = Candidate(dp_shard=4, cp=2, checkpoint="selective", method="ring")
+GATHER = replace(RING, method="all-gather")
+FULL = replace(RING, checkpoint="full")
+PRICED = [
+    Estimate(RING, 1.0, 98),
+    Estimate(FULL, 2.0, 98),
+    Estimate(GATHER, 3.0, 97),
+    Estimate(replace(GATHER, rows=2), 4.0, 80),
+]
+"""On 100 bytes of memory, the fastest first."""
+
+
+def _traced_whole(one: Candidate, peak: int) -> TracedWhole:
+    return TracedWhole(one, peak, {}, SimpleNamespace(seconds=1.0))  # type: ignore[arg-type]
+
+
+def _dry_run(monkeypatch: pytest.MonkeyPatch, factor: float) -> SearchResult:
+    """A search whose dry runs need `factor` times the estimate."""
+    estimated = {one.candidate: one.peak for one in PRICED}
+
+    @contextmanager
+    def tracing(
+        _: Any, __: Any, one: Candidate, *___: Any, **____: Any
+    ) -> Iterator[Callable[[], TracedWhole]]:
+        yield lambda: _traced_whole(one, round(factor * estimated[one]))
+
+    monkeypatch.setattr(run, "tracing_whole", tracing)
+    monkeypatch.setattr(run, "SIDE_BY_SIDE", 1)
+    search: Any = object.__new__(run.Search)
+    search.found, search.refused, search.run_of_layers = SearchResult(priced=list(PRICED)), {}, None
+    search.model, search.tell, search.preset = None, lambda _: None, lambda *_: ""
+    search._trace_best(SimpleNamespace(memory=100, traced=10), None)
+    return search.found  # type: ignore[no-any-return]
+
+
+def test_what_is_too_large_if_its_estimate_errs_as_that_of_a_like_candidate_is_not_dry_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = _dry_run(monkeypatch, 1.1)  # 108, 108, 107 and 88
+    assert [one.candidate for one in found.too_large] == [
+        RING,
+        FULL,
+    ]  # others under another checkpoint err otherwise
+    assert [one.candidate for one in found.results] == [PRICED[3].candidate]
+    assert sum(found.pruned.values()) == 1
+
+
+def test_all_are_dry_run_where_estimates_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _dry_run(monkeypatch, 1.0)
+    assert len(found.results) == len(PRICED) and not found.too_large and not sum(found.pruned.values())
+
+
+def test_close_to_the_limit_a_dry_run_decides() -> None:
+    estimated = {one.candidate: one.peak for one in PRICED}
+    too_large = [_traced_whole(RING, 101)]
+    assert run.scaled_peak(PRICED[2], too_large, estimated) <= 100
+    assert run.scaled_peak(Estimate(GATHER, 3.0, 99), too_large, estimated) == pytest.approx(
+        99 * 101 / 98 / 1.02
+    )
+    assert run.scaled_peak(Estimate(replace(GATHER, pp=2), 3.0, 99), too_large, estimated) == 0
