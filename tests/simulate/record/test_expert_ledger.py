@@ -17,7 +17,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.language.routing import BALANCED, Routing
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.memory import usage
-from parallelizer.simulate.record.trace import record
+from parallelizer.simulate.record.trace import Recording, record
 from parallelizer.styles.experts import dispatch
 from tests.chosen import chosen
 from tests.simulate.allocator import measured_peaks, predicted_peaks
@@ -51,66 +51,94 @@ def cases(ranks: int) -> list[Setup]:
     ]
 
 
-def dry(setup: Setup, routing: Routing) -> list[tuple[Collective, ...]]:
+def recorded(setup: Setup, routing: Routing, ranks: Sequence[int] = ()) -> list[Recording]:
+    """The steps of these ranks, or of all, as the dry run knows them."""
     setup = dataclasses.replace(setup, routing=routing)
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()
-    ranks = range(setup.mesh.world_size)
-    return [one.ledger for one in in_children([(record, program, model, recipe, rank) for rank in ranks])]
+    ranks = ranks or range(setup.mesh.world_size)
+    return in_children([(record, program, model, recipe, rank) for rank in ranks])
 
 
-def check(setups: Sequence[Setup], folder: Path) -> None:
-    for setup, (real, routing) in zip(setups, real_steps(setups, folder), strict=True):
-        assert len({str(calls) for calls in routing.counted.values()}) > 1  # no two layers are alike
-        for rank, (planned, ran) in enumerate(zip(dry(setup, routing), real, strict=True)):
-            pairs = enumerate(zip_longest(planned, ran))
-            assert [(at, *pair) for at, pair in pairs if pair[0] != pair[1]] == [], (str(setup.mesh), rank)
+def dry(setup: Setup, routing: Routing, ranks: Sequence[int] = ()) -> list[tuple[Collective, ...]]:
+    """Their ledgers."""
+    return [one.ledger for one in recorded(setup, routing, ranks)]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOfRanks:
+    """What ranks sent and which tokens experts had in a step, and the same step of every rank as the dry run knows it."""
+
+    setup: Setup
+    real: list[tuple[Collective, ...]]
+    routing: Routing
+    planned: list[Recording]
+
+
+def both(setups: Sequence[Setup], folder: Path) -> list[StepOfRanks]:
+    """A step of each setup; all of them in one start of ranks."""
+    real = zip(setups, real_steps(setups, folder), strict=True)
+    return [StepOfRanks(setup, *step, recorded(setup, step[1])) for setup, step in real]
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def every_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[StepOfRanks]:
+    return both(cases(request.param), tmp_path_factory.mktemp("steps"))
+
+
+def check(steps: Sequence[StepOfRanks]) -> None:
+    for one in steps:
+        assert len({str(calls) for calls in one.routing.counted.values()}) > 1  # no two layers are alike
+        for rank, (planned, ran) in enumerate(zip(one.planned, one.real, strict=True)):
+            pairs = enumerate(zip_longest(planned.ledger, ran))
+            assert [(at, *pair) for at, pair in pairs if pair[0] != pair[1]] == [], (
+                str(one.setup.mesh),
+                rank,
+            )
 
 
 def test_the_entries_of_a_step_are_those_that_were_sent(tmp_path: Path) -> None:
-    check(cases(2)[:1], tmp_path)
+    check(both(cases(2)[:1], tmp_path))
 
 
-def memory_of(setup: Setup, routing: Routing, rank: int) -> tuple[dict[str, int], dict[str, int]]:
-    """The highest points of a step with these tokens, predicted and as the allocator hands out to a rank without peers: gloo
-    frees on threads of its own, which torch's profiler does not see.
+def measured(one: StepOfRanks, ranks: Sequence[int]) -> list[dict[str, int]]:
+    """The highest points of a step with these tokens, as the allocator hands out to ranks without peers: gloo frees on threads
+    of its own, which torch's profiler does not see.
     """
-    setup = dataclasses.replace(setup, routing=routing)
+    setup = dataclasses.replace(one.setup, routing=one.routing)
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()
-    recorded, measured = in_children([(f, program, model, recipe, rank) for f in (record, measured_peaks)])
-    return predicted_peaks(usage(recorded.before, recorded.changes)), measured
+    return in_children([(measured_peaks, program, model, recipe, rank) for rank in ranks])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", MESHES)
-def test_the_memory_of_every_case_is_what_its_tokens_take(ranks: int, tmp_path: Path) -> None:
-    some = cases(ranks)
+def test_the_memory_of_every_case_is_what_its_tokens_take(every_case: list[StepOfRanks]) -> None:
     peaks = set()
-    for setup, (_, routing) in zip(some, real_steps(some, tmp_path), strict=True):
-        for rank in (0, ranks - 1):
-            predicted, measured = memory_of(setup, routing, rank)
-            assert predicted["peak"] == measured["peak"], (str(setup.mesh), rank)
+    for one in every_case:
+        ranks = (0, one.setup.mesh.world_size - 1)
+        for rank, found in zip(ranks, measured(one, ranks), strict=True):
+            planned = one.planned[rank]
+            predicted = predicted_peaks(usage(planned.before, planned.changes))
+            assert predicted["peak"] == found["peak"], (str(one.setup.mesh), rank)
             peaks.add(predicted["peak"])
-    assert len(peaks) > len(some)  # other tokens take other memory
+    assert len(peaks) > len(every_case)  # other tokens take other memory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", MESHES)
-def test_the_entries_of_every_case_are_those_that_were_sent(ranks: int, tmp_path: Path) -> None:
+def test_the_entries_of_every_case_are_those_that_were_sent(every_case: list[StepOfRanks]) -> None:
     assert sum(len(cases(ranks)) for ranks in MESHES) == 16
-    check(cases(ranks), tmp_path)
+    check(every_case)
 
 
 @pytest.mark.slow
 def test_the_entries_of_kept_results_are_those_that_were_sent(tmp_path: Path) -> None:
-    check([_mixture(KEPT)], tmp_path)
+    check(both([_mixture(KEPT)], tmp_path))
 
 
 @pytest.mark.parametrize(("rule", "times"), [((), 6), ((KEPT,), 6), ((RECOMPUTED,), 14)])
 def test_a_selective_checkpoint_sends_no_row_twice(rule: tuple[str, ...], times: int) -> None:
     """Of two layers: the last one's rows, weights and results, and the first one's; a full checkpoint repeats four of each."""
-    ledger, *_ = dry(_mixture(*rule), BALANCED)
+    [ledger] = dry(_mixture(*rule), BALANCED, ranks=[0])
     assert sum(one.phase == "backward" and one.kind == "all_to_all" for one in ledger) == times
 
 
@@ -146,7 +174,7 @@ def test_fsdp_gathers_experts_before_tokens_travel(
         "train.seq_len=16",
         *(f"parallel.mesh.{axis}" for axis in mesh),
     )
-    ledger, *_ = dry(setup, BALANCED)
+    [ledger] = dry(setup, BALANCED, ranks=[0])
     assert {one.axis for one in ledger if one.phase == "backward"} >= {"efsdp", "ep"}
     assert gathered_between(ledger) == []
     # As if the experts' own unit were gathered where they compute.
@@ -165,7 +193,7 @@ def test_fsdp_gathers_experts_before_tokens_travel(
         right(module, *args, **options)
 
     monkeypatch.setattr(dispatch, "share_out", gathered_late)
-    planted, *_ = dry(setup, BALANCED)
+    [planted] = dry(setup, BALANCED, ranks=[0])
     assert gathered_between(planted)
 
 
@@ -177,7 +205,7 @@ def _mixture(*more: str) -> Setup:
 
 def test_another_routing_sends_other_bytes(tmp_path: Path) -> None:
     (setup,) = cases(2)[:1]
-    (_, routing), *_ = real_steps([setup], tmp_path)
+    [(_, routing)] = real_steps([setup], tmp_path)
     moved = {
         path: [[[*row[1:], row[0]] for row in table] for table in calls]
         for path, calls in routing.counted.items()
@@ -193,7 +221,7 @@ def test_the_entries_of_gathered_tokens_are_those_that_were_sent(
     rule = 'rules=["model.layers.*.mlp.experts: {style: experts, dispatch: all-gather}"]'
     axes = (f"parallel.mesh.{axis}" for axis in mesh)
     model = "hf_qwen3_moe"
-    check([setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *axes, rule)], tmp_path)
+    check(both([setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *axes, rule)], tmp_path))
 
 
 def in_float8(recipe: str, *axes: str) -> Setup:
@@ -211,7 +239,7 @@ def test_the_entries_of_experts_in_float8_are_those_that_were_sent(
 ) -> None:
     pytest.importorskip("torchao", reason="float8 needs torchao")
     setup = in_float8(recipe, *axes)
-    ((real, routing),) = real_steps([setup], tmp_path)
+    [(real, routing)] = real_steps([setup], tmp_path)
     assert dry(setup, routing) == real
     assert any(e.module.endswith("experts") and e.kind == "all_reduce" for e in real[0]) == (
         "ep=2" not in axes
