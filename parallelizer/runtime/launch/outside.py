@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
 import torch
@@ -16,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic
-from parallelizer.runtime.launch import interfaces, slurm_step
+from parallelizer.runtime.launch import interfaces, records, slurm_step
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.launch.own_watch import own_watch
 from parallelizer.runtime.launch.rank import Device, enter_group, environment
@@ -138,7 +141,7 @@ def join(
         )
     if device == "cuda":
         _check_gpu(ranks)
-    with environment(_variables(ranks)):
+    with environment(_variables(ranks)), _listening(device) as private:
         try:
             enter_group(device, ranks.local_rank, collective_timeout, *_met_again(ranks, collective_timeout))
         except dist.DistError as error:
@@ -149,10 +152,21 @@ def join(
                 if ranks.launcher == "slurm"
                 else None,
             ) from None
-        with own_watch(ranks.rank, ranks.world_size, stuck_after):
+        with own_watch(ranks.rank, ranks.world_size, stuck_after, private):
             result = worker(*args)
         dist.destroy_process_group()
     return result
+
+
+@contextmanager
+def _listening(device: Device) -> Iterator[Path | None]:
+    """A folder in which this rank listens for who asks for the record of its collectives, if it is one of NCCL."""
+    if device != "cuda":
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="parallelizer-") as private:
+        records.listen_in(Path(private))
+        yield Path(private)
 
 
 def _met_again(ranks: OutsideRanks, timeout: float) -> tuple[dist.Store, int, int] | tuple[()]:

@@ -25,11 +25,10 @@ import torch.distributed as dist
 
 from parallelizer import torch_private
 from parallelizer.child import cuda_use
-from parallelizer.runtime.launch import heartbeat
+from parallelizer.runtime.launch import heartbeat, records
 from parallelizer.runtime.launch.failures import Failure as Failure
 from parallelizer.runtime.launch.failures import LaunchError, failure_of
 from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank
-from parallelizer.runtime.launch.records import record_collectives_in
 from parallelizer.runtime.launch.stacks import answer_requests
 from parallelizer.runtime.launch.stopping import stop_signals
 from parallelizer.runtime.object_group import object_group
@@ -107,7 +106,8 @@ def _enter(job: Launch, rank: int) -> None:
     store = dist.FileStore(str(job.folder / "store"), job.ranks)
     store.set_timeout(timedelta(seconds=job.collective_timeout))
     if job.device == "cuda" and job.log_dir is not None:
-        record_collectives_in(job.log_dir, job.folder)
+        records.write_to(job.log_dir)
+        records.listen_in(job.folder)
     enter_group(job.device, rank, job.collective_timeout, store, rank, job.ranks)
 
 

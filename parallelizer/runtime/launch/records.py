@@ -9,7 +9,7 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +54,10 @@ _COARSE = 0.05
 """Seconds by which the time of a file may be behind the clock."""
 
 
+ANSWER = 3.0
+"""Seconds in which ranks of NCCL write their record when they are asked: they look for a request every second."""
+
+
 class UnreadableRecord(Exception):
     """A record cannot be read. The text is the reason."""
 
@@ -86,27 +90,37 @@ class CollectiveRecord:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def record_collectives_in(folder: Path, private: Path) -> None:
-    """Let this rank write what it remembers of its collectives to `folder/collectives_rank<k>`, and listen for `ask` in
-    `private`, unless the user has named other places.
+def listen_in(private: Path) -> None:
+    """Let this rank, if it is one of NCCL, listen for `ask` in `private`, a folder of this machine. Call it before the rank meets
+    the others.
     """
-    place = prefix(folder)
-    if not set(_PLACE) & set(os.environ):
-        for name in _PLACE:
-            os.environ[name] = place
     os.environ.setdefault(_PIPE, str(private / "collectives."))
+
+
+def write_to(folder: Path) -> None:
+    """Let this rank write what it remembers of its collectives to `folder/collectives_rank<k>`, unless the user has named
+    another place.
+    """
+    if place() is None:
+        for name in _PLACE:
+            os.environ[name] = prefix(folder)
+
+
+def place() -> str | None:
+    """The path of this rank's record without the rank at its end; None where neither the user nor `write_to` has named one."""
+    return next((os.environ[name] for name in _PLACE if name in os.environ), None)
 
 
 def prefix(folder: Path) -> str:
     """The path of a record without the rank at its end, for ranks that have `folder`."""
-    return next((os.environ[name] for name in _PLACE if name in os.environ), str(folder / "collectives_rank"))
+    return place() or str(folder / "collectives_rank")
 
 
-def ask(private: Path, ranks: int) -> None:
-    """Ask the ranks that listen in `private` for their records. They write them within about a second, without the lines
-    of their callers, for which they would need the interpreter.
+def ask(private: Path, ranks: Iterable[int]) -> None:
+    """Ask those of the ranks that listen in `private` for their records. They write them within about a second, without the
+    lines of their callers, for which they would need the interpreter.
     """
-    for rank in range(ranks):
+    for rank in ranks:
         with suppress(OSError):  # it does not listen: not a rank of NCCL, or it has ended
             pipe = os.open(private / f"collectives.{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
             try:
@@ -121,17 +135,18 @@ def listening(private: Path) -> bool:
 
 
 def read_all(
-    folder: Path, ranks: int, since: float, within: float = 0.0
+    prefix: str, ranks: int, since: float, within: float = 0.0
 ) -> tuple[dict[int, CollectiveRecord], dict[int, str]]:
     """The records that ranks have written after `since` (a time of the clock), and for the others the reason why they cannot be
-    read, if they wrote any. Waits for `within` seconds at most until all ranks have written theirs.
+    read, if they wrote any. `prefix` is the path of a record without the rank. Waits for `within` seconds at most until all
+    ranks have written theirs.
     """
     records: dict[int, CollectiveRecord] = {}
     unreadable: dict[int, str] = {}
     until = time.monotonic() + within
     while True:
         for rank in set(range(ranks)) - records.keys():
-            path = Path(f"{prefix(folder)}{rank}")
+            path = Path(f"{prefix}{rank}")
             try:
                 if path.stat().st_mtime >= since - _COARSE:
                     records[rank] = read(path)

@@ -31,11 +31,6 @@ GRACE = 5.0
 SOON = 2.0
 """The same where ranks take SIGTERM for a request: seconds after the first has ended, to say why they fail too."""
 
-ANSWER = 3.0
-"""Seconds in which ranks of NCCL write the record of their collectives when they are asked: they look for a request every
-second.
-"""
-
 PERIOD = 0.05
 """Seconds between two looks at the ranks."""
 
@@ -92,7 +87,10 @@ class Watch:
         if self.job.log_dir is None:
             return []
         read, unreadable = records.read_all(
-            self.job.log_dir, self.job.ranks, self.since if since is None else since, within
+            records.prefix(self.job.log_dir),
+            self.job.ranks,
+            self.since if since is None else since,
+            within,
         )
         return lacking.describe(read, unreadable, places)
 
@@ -187,10 +185,10 @@ def _look_out(watch: Watch, slow: Lookout, now: float) -> None:
     seconds = slow.look(beats, now)
     if seconds is not None:
         since = time.time()
-        records.ask(watch.job.folder, watch.job.ranks)
+        records.ask(watch.job.folder, range(watch.job.ranks))
         looks = [_stacks(watch, at_work), _stacks(watch, at_work)]
         places = {rank: str(stack.place) for rank, stack in looks[-1].items()}
-        within = ANSWER if records.listening(watch.job.folder) else 0.0
+        within = records.ANSWER if records.listening(watch.job.folder) else 0.0
         found = watch.lacking(since, within, places)
         _say(
             "\n".join(

@@ -33,6 +33,7 @@ from parallelizer.proof.validate import Looked, look
 from parallelizer.report.text import dry_run
 from parallelizer.report.text import plan as show_plan
 from parallelizer.runtime.launch import launcher as launch
+from parallelizer.runtime.launch import records
 from parallelizer.runtime.object_group import object_group
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
@@ -199,5 +200,7 @@ def joined(train: Train, job: Job) -> Result:
     chosen = [str(job.folder), job.settings.save]
     dist.broadcast_object_list(chosen, src=0, group=object_group())
     folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
+    if job.device.type == "cuda":
+        records.write_to(folder)
     with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
         return started(train, replace(job, folder=folder, settings=settings))

@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.runtime.launch import lacking, records, watch
+from parallelizer.runtime.launch.heartbeat import beat
 from parallelizer.runtime.launch.launcher import LaunchError, start
 from parallelizer.runtime.launch.lookout import Lookout
+from parallelizer.runtime.launch.own_watch import own_watch
 from parallelizer.runtime.launch.rank import Launch
 from tests.runtime.launch.flight import dump, entry
 
@@ -34,7 +36,7 @@ def told(
     for rank, of_rank in entries.items():
         of = groups.get(rank, groups)
         (folder / f"collectives_rank{rank}").write_bytes(dump(of_rank, of))
-    return lacking.describe(*records.read_all(folder, world, 0.0), **more)
+    return lacking.describe(*records.read_all(records.prefix(folder), world, 0.0), **more)
 
 
 def before(line: int = 3) -> dict[str, Any]:
@@ -187,6 +189,41 @@ def test_the_report_of_stuck_ranks_asks_them_for_their_records(
     said = capfd.readouterr().err.splitlines()
     assert said[0].startswith("warning: no progress for 300 s")
     assert said[-1] == (
+        "  rank 1 lacks all-reduce 17 of axis tp (ranks 0-1), in which rank 0 waits; "
+        "rank 1 called all-gather 16 of axis tp last at /home/model.py:8"
+    )
+
+
+def test_rank_0_of_those_that_others_started_says_who_lacks_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank asks itself. A thread stands in for the one of NCCL that reads the pipe of rank 0; rank 1 was asked before."""
+    for name in records._PLACE:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    logs, private = tmp_path / "logs", tmp_path / "private"
+    logs.mkdir()
+    private.mkdir()
+    records.write_to(logs)
+    pipe = private / "collectives.0.pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+    def answer() -> None:
+        select.select([end], [], [], 20.0)
+        assert os.read(end, 9) == b"1"
+        waits = [before(), entry("all_reduce", 17, "tp", state="started", line=None)]
+        (logs / "collectives_rank0").write_bytes(dump(waits, {"tp": [0, 1]}))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with own_watch(0, 2, 0.5, private):
+        beat(12)
+        (logs / "collectives_rank1").write_bytes(dump([before(line=8)], {"tp": [0, 1]}))
+        thread.join()
+        time.sleep(0.5)
+    os.close(end)
+    assert capfd.readouterr().err.splitlines()[-1] == (
         "  rank 1 lacks all-reduce 17 of axis tp (ranks 0-1), in which rank 0 waits; "
         "rank 1 called all-gather 16 of axis tp last at /home/model.py:8"
     )

@@ -83,22 +83,22 @@ def test_only_records_that_are_new_count(tmp_path: Path) -> None:
         path = tmp_path / f"collectives_rank{rank}"
         path.write_bytes(content)
         os.utime(path, (when, when))
-    read, unreadable = records.read_all(tmp_path, 4, now)
+    read, unreadable = records.read_all(records.prefix(tmp_path), 4, now)
     assert read.keys() == {0} and unreadable.keys() == {2}
     begin = time.monotonic()
-    assert records.read_all(tmp_path, 1, now, within=60.0)[0].keys() == {0}
+    assert records.read_all(records.prefix(tmp_path), 1, now, within=60.0)[0].keys() == {0}
     assert time.monotonic() - begin < 30
     assert unreadable[2].startswith(f"{tmp_path}/collectives_rank2: it is cut off")
 
 
 def test_ranks_that_listen_are_asked(tmp_path: Path) -> None:
     assert not records.listening(tmp_path)
-    records.ask(tmp_path, 2)  # none listens
+    records.ask(tmp_path, range(2))  # none listens
     pipe = tmp_path / "collectives.1.pipe"
     os.mkfifo(pipe)
-    records.ask(tmp_path, 2)  # the rank has ended
+    records.ask(tmp_path, range(2))  # the rank has ended
     heard = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     assert records.listening(tmp_path)
-    records.ask(tmp_path, 2)
+    records.ask(tmp_path, range(2))
     assert os.read(heard, 9) == b"1"
     os.close(heard)
