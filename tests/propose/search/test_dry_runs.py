@@ -48,7 +48,7 @@ def _dry_run(monkeypatch: pytest.MonkeyPatch, factor: float) -> SearchResult:
     search.found, search.refused, search.run_of_layers = SearchResult(priced=list(PRICED)), {}, None
     search.model, search.tell, search.preset = None, lambda _: None, lambda *_: ""
     search._trace_best(SimpleNamespace(memory=100, traced=10), None)
-    return search.found  # type: ignore[no-any-return]
+    return search.found
 
 
 def test_what_is_too_large_if_its_estimate_errs_as_that_of_a_like_candidate_is_not_dry_run(
