@@ -176,10 +176,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _kinds(overrides: Sequence[str], *, several: bool) -> list[list[str]]:
-    """The overrides for each kind of hardware, with its price where several are given. Raises PlanError."""
-    kinds = _values(overrides, "hardware") if several else []
+    """The overrides for each kind of hardware, with its price where several are given. Raises PlanError, also for several kinds
+    where not `several` may be given.
+    """
+    kinds = _values(overrides, "hardware")
     if len(kinds) < 2:
         return [list(overrides)]
+    if not several:
+        message = (
+            f"hardware={','.join(kinds)} names several kinds, which only a search for the least cost compares"
+        )
+        raise PlanError([Diagnostic("search-hardware", message, None, "add --for cost, or name one kind")])
     prices = _values(overrides, PRICE_KEY)
     if len(prices) not in (0, 1, len(kinds)):
         message = f"{PRICE_KEY} has {len(prices)} prices for {len(kinds)} kinds of hardware"

@@ -47,7 +47,9 @@ def test_each_kind_of_hardware_has_its_price() -> None:
     ]
     one = ["hardware=h100,h200", "++hardware.price_per_hour=2"]
     assert [words[1] for words in _kinds(one, several=True)] == ["++hardware.price_per_hour=2"] * 2
-    assert _kinds(words, several=False) == [words]
+    assert _kinds(["hardware=h100"], several=False) == [["hardware=h100"]]
+    with pytest.raises(PlanError, match="only a search for the least cost compares"):
+        _kinds(words, several=False)
     with pytest.raises(PlanError) as raised:
         _kinds(["hardware=h100,h200,b200", "++hardware.price_per_hour=2,3"], several=True)
     assert raised.value.diagnostics[0].code == "search-price"

@@ -34,8 +34,15 @@ def nothing(found: SearchResult, task: SearchTask, changes: Sequence[str] = ()) 
         return Diagnostic(
             "search-nothing", "the search was interrupted before its first dry run", None, "let it run longer"
         )
+    if not found.total:
+        message = f"no candidate for {task.gpus:,} GPUs is within the limits of --within and `parallel`"
+        advice = (
+            "change the number of GPUs or the limits: the sizes of the axes multiply to the number of GPUs, "
+            "and `rows` divides the rows of a data rank"
+        )
+        return Diagnostic("search-nothing", message, None, advice)
     counts = {**found.excluded, **{reason: count for reason, count in found.pruned.items() if count}}
-    most = max(counts, key=lambda one: (counts[one], one), default="--within leaves no candidate")
+    most = max(counts, key=lambda one: (counts[one], one))
     message = f"all {found.total:,} candidates are ruled out, most of them because: {most}"
     if most == STATES:
         return Diagnostic("search-nothing", message, None, _advice(changes))

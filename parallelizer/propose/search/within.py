@@ -128,6 +128,9 @@ def _limit(key: str, values: str) -> dict[str, Any]:
         limit = _numbers(values)
     except ValueError:
         raise _wrong(f"{key}={values} has no numbers", "write 4, 1,2,4 or 1..8, or * for all") from None
+    if isinstance(limit, tuple) and limit[0] > limit[1]:
+        turned = f"{key}={limit[1]:g}..{limit[0]:g}"
+        raise _wrong(f"{key}={values} has no number: the range ends below its start", f"write {turned}")
     if key == SHARE:
         ends = map(float, limit) if isinstance(limit, frozenset) else [limit[0] or 1.0]
         if not all(0 < share <= 1 for share in ends) or (isinstance(limit, tuple) and not limit[1] > 0):

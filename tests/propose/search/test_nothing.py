@@ -38,3 +38,11 @@ def test_what_does_not_fit_names_the_changes_with_which_it_would() -> None:
     assert too_little(found)
     one = nothing(found, task, changes)
     assert one.help == "; or ".join(changes)
+
+
+def test_limits_without_any_candidate_are_named() -> None:
+    task = read_task([*LLAMA, "gpus=4"], within=["mesh.tp=3"])
+    found = Search(task.base, lambda _: None).run(task)
+    assert not found.total
+    one = nothing(found, task)
+    assert one.message == "no candidate for 4 GPUs is within the limits of --within and `parallel`"

@@ -49,6 +49,7 @@ def test_a_key_of_the_configuration_fixes_a_key_of_the_search_and_is_taken_out()
         ("mesh.pt=1..8", "mesh.pt"),
         ("mesh.tp", "no values"),
         ("mesh.tp=few", "no numbers"),
+        ("mesh.tp=8..1", "ends below its start"),
         ("stream=half", "half"),
         ("checkpoint.share=0", "no share"),
         ("checkpoint.share=0.5,2", "no share"),
