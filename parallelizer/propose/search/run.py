@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
@@ -40,13 +40,16 @@ an estimate too, no bound of a dry run: `python -m benchmarks.search --only exha
 NEAR = 1.03
 """Estimates of candidates that differ in recomputation or in cp alone are taken to err alike, up to this factor."""
 
+ALIKE = 1.02
+"""Estimated peaks of like candidates are taken to err alike, up to this factor."""
+
 TEN = 10
 """So many of the best by estimate are refined."""
 
 SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
-EFFORT = 150
+EFFORT = 120
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
 
 
@@ -249,6 +252,7 @@ class Search:
         """Dry-run the best, the next while the last is on its way."""
         found, spent, started = self.found, 0, 0
         near = [e for e in found.priced if e.peak <= SURE * task.memory]
+        estimated = {price.candidate: price.peak for price in near}
         if not near:  # what comes nearest says by how much nothing fits
             near = sorted(found.priced, key=lambda e: (e.peak, e.candidate))[:2]
         with _DryRuns(lambda truth: self._judge(truth, task)) as on_the_way:
@@ -260,6 +264,11 @@ class Search:
                     return
                 if (price.candidate.kind, price.candidate.trace_class) in self.refused:
                     found.excluded[self.refused[price.candidate.kind, price.candidate.trace_class]] += 1
+                    continue
+                if price.peak > task.memory:  # a like candidate on its way may tell
+                    on_the_way.finish_all()
+                if scaled_peak(price, found.too_large, estimated) > task.memory:
+                    found.pruned["too large, as like candidates were by their dry runs"] += 1
                     continue
                 cost = effort(price.candidate, self.run_of_layers)
                 if spent + cost > EFFORT:
@@ -305,6 +314,28 @@ class Search:
             self.found.results.append(truth)
         else:
             self.found.too_large.append(truth)
+
+
+def scaled_peak(
+    price: Estimate, too_large: Sequence[TracedWhole], estimated: Mapping[Candidate, int]
+) -> float:
+    """The bytes that a candidate needs at least, if its estimate errs as those of like candidates that were dry-run and did not
+    fit: by the smallest of their factors, less `ALIKE`. 0 where there are none. `estimated` are the estimated peaks.
+    """
+    key = _errs_like(price.candidate)
+    factors = [
+        one.peak / estimated[one.candidate]
+        for one in too_large
+        if one.candidate in estimated and _errs_like(one.candidate) == key
+    ]
+    return price.peak * min(factors, default=0.0) / ALIKE
+
+
+def _errs_like(candidate: Candidate) -> object:
+    """What candidates have in common whose estimated peaks err alike: all but sizes of the data axes, rows, and cp's method."""
+    pipeline = candidate.pp, candidate.schedule, candidate.stages_per_rank
+    key = replace(candidate.trace_class, method="")
+    return key, pipeline, candidate.share, candidate.reshard_after_forward
 
 
 class _DryRuns:

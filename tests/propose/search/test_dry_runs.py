@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,9 +32,11 @@ def _traced_whole(one: Candidate, peak: int) -> TracedWhole:
     return TracedWhole(one, peak, {}, SimpleNamespace(seconds=1.0))  # type: ignore[arg-type]
 
 
-def _dry_run(monkeypatch: pytest.MonkeyPatch, factor: float) -> SearchResult:
+def _dry_run(
+    monkeypatch: pytest.MonkeyPatch, factor: float, priced: Sequence[Estimate] = PRICED, side_by_side: int = 1
+) -> SearchResult:
     """A search whose dry runs need `factor` times the estimate."""
-    estimated = {one.candidate: one.peak for one in PRICED}
+    estimated = {one.candidate: one.peak for one in priced}
 
     @contextmanager
     def tracing(
@@ -43,9 +45,9 @@ def _dry_run(monkeypatch: pytest.MonkeyPatch, factor: float) -> SearchResult:
         yield lambda: _traced_whole(one, round(factor * estimated[one]))
 
     monkeypatch.setattr(run, "tracing_whole", tracing)
-    monkeypatch.setattr(run, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(run, "SIDE_BY_SIDE", side_by_side)
     search: Any = object.__new__(run.Search)
-    search.found, search.refused, search.run_of_layers = SearchResult(priced=list(PRICED)), {}, None
+    search.found, search.refused, search.run_of_layers = SearchResult(priced=list(priced)), {}, None
     search.model, search.tell, search.preset = None, lambda _: None, lambda *_: ""
     search._trace_best(SimpleNamespace(memory=100, traced=10), None)
     return search.found
@@ -76,3 +78,9 @@ def test_close_to_the_limit_a_dry_run_decides() -> None:
         99 * 101 / 98 / 1.02
     )
     assert run.scaled_peak(Estimate(replace(GATHER, pp=2), 3.0, 99), too_large, estimated) == 0
+
+
+def test_what_is_too_large_by_estimate_waits_for_a_like_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    priced = [Estimate(RING, 1.0, 105), Estimate(GATHER, 2.0, 104)]
+    found = _dry_run(monkeypatch, 1.0, priced, side_by_side=2)
+    assert [one.candidate for one in found.too_large] == [RING]
