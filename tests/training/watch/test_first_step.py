@@ -66,9 +66,9 @@ def test_a_run_says_it_once_behind_its_first_step_and_a_resumed_one_too(tmp_path
     first = typed(*run, "train.steps=2", cwd=tmp_path)
     assert first.status == 0, first.err
     [line] = [line for line in first.out.splitlines() if "as planned" in line]
-    assert re.fullmatch(r"step 1: 10 collectives as planned; peak [\d.]+ MiB, [\d.]+ predicted", line)
+    assert re.fullmatch(r"step 1: 15 collectives as planned; peak [\d.]+ MiB, [\d.]+ predicted", line)
     again = typed(*run, "train.steps=3", cwd=tmp_path)
-    assert re.search(r"^step 3: 10 collectives as planned; peak", again.out, re.M), again.out + again.err
+    assert re.search(r"^step 3: 15 collectives as planned; peak", again.out, re.M), again.out + again.err
     assert [m["step"] for m in metrics(tmp_path / "a")] == [1, 2, 3]
 
 
@@ -79,7 +79,7 @@ def test_a_compiled_model_is_compared_without_its_compilation_being_lost(tmp_pat
         *COMPARED, "parallel=tp2", "train.steps=1", 'rules=["layers.*.feed_forward: compile"]', cwd=tmp_path,
         timeout=120,
     )  # fmt: skip
-    assert "step 1: 28 collectives as planned" in ended.out, ended.out + ended.err
+    assert "step 1: 24 collectives as planned" in ended.out, ended.out + ended.err
 
 
 def test_the_time_of_a_step_stands_beside_the_predicted_one_and_is_never_a_finding() -> None:
