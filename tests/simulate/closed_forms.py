@@ -68,12 +68,12 @@ class Case:
         ]
 
 
-def expected(case: Case) -> Sums:
-    """Everything that one rank sends in one step."""
+def expected(case: Case, rank: int = 0) -> Sums:
+    """Everything that a rank sends in one step. Ranks differ where shards have several sizes."""
     counts: Counter[tuple[str, str, str]] = Counter()
     payloads: Counter[tuple[str, str, str]] = Counter()
     wires: Counter[tuple[str, str, str]] = Counter()
-    for phase, axis, kind, count, payload, ranks in _sent(case):
+    for phase, axis, kind, count, payload, ranks in _sent(case, rank):
         if ranks > 1 and count:
             key = phase, axis, kind
             counts[key] += count
@@ -83,13 +83,13 @@ def expected(case: Case) -> Sums:
     return {key: (counts[key], payloads[key], wires[key]) for key in counts}
 
 
-def _sent(c: Case) -> Iterator[tuple[str, str, str, int, int, int]]:
+def _sent(c: Case, rank: int) -> Iterator[tuple[str, str, str, int, int, int]]:
     """Phase, axis, kind, count, payload of each in bytes, ranks."""
     size = 2 if c.bfloat16 else 4
     yield from _tensor_parallel(c, size)
     yield from _context_parallel(c, size)
     yield from _data_parallel(c, size)
-    yield from _sums(c)
+    yield from _sums(c, rank)
 
 
 def _tensor_parallel(c: Case, size: int) -> Iterator[tuple[str, str, str, int, int, int]]:
@@ -144,12 +144,14 @@ def _data_parallel(c: Case, size: int) -> Iterator[tuple[str, str, str, int, int
         yield "backward", axis, "all_gather", c.accumulate, table * size, ranks
 
 
-def _sums(c: Case) -> Iterator[tuple[str, str, str, int, int, int]]:
+def _sums(c: Case, rank: int) -> Iterator[tuple[str, str, str, int, int, int]]:
     """What is summed apart from FSDP: the norms' gradients over tp, the loss and its tokens, the gradient norm."""
     ranks, axis = c.shard * c.cp, _folded(c)
     norms = 2 * c.layers + 1
     if c.sequence_parallel:
-        yield "clip", "tp", "all_reduce", 1, norms * WIDTH * 4 // ranks, c.tp  # shards, together
+        most = math.ceil(WIDTH / ranks)  # the last shards are smaller, or empty
+        own = max(0, min(most, WIDTH - rank // c.tp % ranks * most))
+        yield "clip", "tp", "all_reduce", 1, norms * own * 4, c.tp  # shards, together
     yield "loss", "dp_replicate", "all_reduce", 1, 8, c.replicate
     yield "loss", axis, "all_reduce", 1, 8, ranks
     # Over the data axes there are two sums of squares, if tp shards some parameters and not others.
