@@ -137,18 +137,11 @@ def check(case: Case, where: float, *, fold: bool = False) -> None:
     assert sums(ledger(case, rank, fold=fold)) == expected(case, rank)
 
 
-@settings(max_examples=3, deadline=None)
-@given(cases.map(lambda c: dataclasses.replace(c, layers=1 + c.layers // 3)), where)
-@example(Case(layers=1, replicate=2, shard=2, cp=2, tp=2, accumulate=2, checkpoint=True, bfloat16=True), 0.9)
 @pytest.mark.slow
-def test_every_sum_on_any_mesh(case: Case, where: float) -> None:
-    check(case, where)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)  # others in each run of `make test-all`
 @given(cases, where)
-def test_every_sum_on_any_mesh_and_many_more(case: Case, where: float) -> None:
+@example(Case(layers=1, replicate=2, shard=2, cp=2, tp=2, accumulate=2, checkpoint=True, bfloat16=True), 0.9)
+def test_every_sum_on_any_mesh(case: Case, where: float) -> None:
     check(case, where)
 
 

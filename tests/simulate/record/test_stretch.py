@@ -102,7 +102,7 @@ def test_folded_is_unfolded(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)  # others in each run of `make test-all`
 @given(st.integers(8, 24), meshes, options, checkpoints, ranks)
 def test_folded_is_unfolded_in_many_more(
     depth: int, mesh: dict[str, int], options: dict[str, object], checkpoint: str, rank: float
