@@ -141,6 +141,7 @@ def check(case: Case, where: float, *, fold: bool = False) -> None:
 @settings(max_examples=20, deadline=None)  # others in each run of `make test-all`
 @given(cases, where)
 @example(Case(layers=1, replicate=2, shard=2, cp=2, tp=2, accumulate=2, checkpoint=True, bfloat16=True), 0.9)
+@example(Case(layers=1, shard=3, tp=4, rows=1, chunk=1), 0.0)  # 64 rows over 3 ranks
 def test_every_sum_on_any_mesh(case: Case, where: float) -> None:
     check(case, where)
 
