@@ -39,21 +39,12 @@ def train(job: training.Job) -> training.Result:
 
     batches = job.batches(mesh)
     guards = job.guards(model, optimizer, loss)
-    stopped = 0
-    unread, after = [], None
+    stopped, unread, after = 0, [], None
     # `asked` notes SIGTERM and SIGUSR1; `report` writes metrics.jsonl and the trackers, and shows the run.
     with training.stop_requests() as asked, job.reporting(mesh, checkpoints, done) as report:
         for step in range(done + 1, settings.steps + 1):
             report.begin(step)
-            learning_rate = training.learning_rate(
-                step - 1,
-                peak=settings.lr,
-                warmup=settings.warmup,
-                total=settings.steps,
-                final_ratio=settings.final_ratio,
-                schedule=settings.schedule,
-                decay=settings.decay,
-            )
+            learning_rate = job.learning_rate(step)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             parts = batches.training(samples)  # this rank's rows and tokens, in `train.accumulate` parts

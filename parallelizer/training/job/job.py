@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.configuration.setup import Setup
+from parallelizer.optim import learning_rate
 from parallelizer.runtime.step import Loss
 from parallelizer.styles.application import Program
 from parallelizer.training.batches import Batches, local_device
@@ -64,6 +65,19 @@ class Job:
         """This rank's part of each global batch."""
         setup = self.setup
         return Batches(self.data, self.program.plan, setup.workload, self.settings, mesh, self.device)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of `step` (from 1) by the schedule in `optim`."""
+        settings = self.settings
+        return learning_rate(
+            step - 1,
+            peak=settings.lr,
+            warmup=settings.warmup,
+            total=settings.steps,
+            final_ratio=settings.final_ratio,
+            schedule=settings.schedule,
+            decay=settings.decay,
+        )
 
     def guards(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> Guards:
         """The guards that check each step for values that are not finite and for ranks that hold different
