@@ -74,11 +74,22 @@ def model_type(model: Mapping[str, Any]) -> str | None:
     return None if found is None else str(found)
 
 
+def missing_folder(name: str) -> str | None:
+    """What is wrong with a name that must be a folder of a model and is none; None where it may be a hub's id."""
+    folder = Path(name)
+    if folder.is_dir():
+        return None if (folder / "config.json").is_file() else f"the folder {name} has no config.json"
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    return f"there is no folder {name}" if is_path else None
+
+
 def why_no_plan(model: Mapping[str, Any]) -> NoPlan | None:
     """Why a model config of transformers has no plan of its own; None for other models."""
     if model.get("_target_") != TARGET:
         return None
     kind, name, config = model_type(model), model.get("name"), model.get("config")
+    if kind is None and isinstance(name, str) and (missing := missing_folder(name)) is not None:
+        return NoPlan("model-build", f"the model cannot be built: {missing}", CHOOSE, "model.name")
     if kind is None and name:
         message = f"which plan {name} takes is not known before its configuration is read"
         return NoPlan("plan-not-found", message, "set plan=<name or path>, as in plan=hf_llama", "plan")

@@ -17,7 +17,7 @@ from torch import nn
 
 from parallelizer.child import new_process
 from parallelizer.diagnostics.nearest import nearest
-from parallelizer.hugging_face.architecture import NOTHING
+from parallelizer.hugging_face.architecture import NOTHING, missing_folder
 
 IMPLEMENTATION = "parallelizer"
 """The name under which our attention and masks are registered with transformers."""
@@ -157,11 +157,10 @@ def _of_name(transformers: Any, name: str, settings: Mapping[str, Any]) -> Any:
     """The configuration in a folder, or of a hub id: of the copy that is here where the hub cannot be reached, so that
     nobody waits for it.
     """
+    missing = missing_folder(name)
+    if missing is not None:
+        raise ValueError(missing)
     folder = Path(name)
-    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise ValueError(f"there is no folder {name}")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"the folder {name} has no config.json")
     here = folder.is_dir() or not hub_answers()
     try:
         return transformers.AutoConfig.from_pretrained(name, local_files_only=here, **settings)

@@ -128,6 +128,7 @@ def said(*overrides: str) -> Diagnostic:
          "no plan is shipped for model_type 'bloom'", "`python -m parallelizer import-plan model=hf ...`"),
         (["model=hf", "model.name=some/model"], "plan-not-found", "which plan some/model takes is not known",
          "as in plan=hf_llama"),
+        (["model=hf", "model.name=./nowhere"], "model-build", "there is no folder ./nowhere", "set model.name=<folder"),
         (["model=hf", "model.name=./nowhere", "plan=hf_llama"], "model-build", "there is no folder ./nowhere", ""),
         (["model=hf_llama", "plan=hf_lama"], "plan-not-found", "there is no plan named 'hf_lama'", "did you mean hf_llama?"),
     ],

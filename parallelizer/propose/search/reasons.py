@@ -31,9 +31,10 @@ def counts(found: SearchResult) -> str:
     out = sum(found.excluded.values())
     pruned = sum(found.pruned.values())
     traced = len(found.results) + len(found.too_large) + len(found.failed)
+    classes = "1 traced class" if found.classes == 1 else f"{found.classes} traced classes"
     return (
         f"{found.total:,} candidates: {out:,} ruled out, {pruned:,} pruned by bounds and estimates, {len(found.priced):,} priced "
-        f"from {found.classes} traced classes, {traced} dry-run whole"
+        f"from {classes}, {traced} dry-run whole"
     )
 
 
