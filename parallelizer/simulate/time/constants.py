@@ -60,8 +60,12 @@ COMPILED_HOST = 0.25
 MODULE_SECONDS = 4e-6
 """What the host takes to call a module, with its hooks."""
 DTENSOR_SECONDS = 120e-6
-"""What the host takes to dispatch an operator on DTensors, beyond its local operators. From the eager steps under tp in
-docs/gpu.md, on a host that had other work too.
+"""What the host takes to dispatch an operator on DTensors, beyond its local operators. From eager steps under tp on
+an H100, whose host had other work too.
+"""
+COMPILED_DTENSOR = 0.52
+"""The share of DTENSOR_SECONDS that an operator on DTensors takes in compiled code: nothing dispatches it, but the guards of a
+compiled module and the wrapping of its inputs and results grow with their number. From the compiled step of tp8 in docs/gpu.md.
 """
 
 RESERVED = 1.2

@@ -10,7 +10,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.record.operator_sizes import GROUPED
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, Issued, Moment, Operator
-from parallelizer.simulate.time.constants import COMPILED_HOST, FITTED, Constants
+from parallelizer.simulate.time.constants import COMPILED_DTENSOR, COMPILED_HOST, FITTED, Constants
 from parallelizer.simulate.time.machine import HALF, Machine, assumption
 from parallelizer.simulate.time.price_attention import attention_seconds
 from parallelizer.simulate.time.price_collectives import collective_seconds
@@ -73,17 +73,14 @@ class Prices:
 
     def host(self, operator: Operator) -> float:
         """What the host takes to ask for an operator, or for the operators of a chain. Compiled code asks for a chain at once,
-        and calls no modules and no DTensors.
+        and calls no modules.
         """
-        machine, pace = self.machine, self.habits.pace
-        if operator.compiled and machine.streams:
-            return pace * COMPILED_HOST * operator.kernels * machine.host_seconds
+        machine = self.machine
         dtensors = 0 if self.habits.plain else operator.dtensors
-        return pace * (
-            (COMPILED_HOST if operator.compiled else 1.0) * operator.kernels * machine.host_seconds
-            + operator.modules * machine.module_seconds
-            + dtensors * machine.dtensor_seconds
-        )
+        asked, moved = operator.kernels * machine.host_seconds, dtensors * machine.dtensor_seconds
+        if operator.compiled:
+            return self.habits.pace * (COMPILED_HOST * asked + COMPILED_DTENSOR * moved)
+        return self.habits.pace * (asked + operator.modules * machine.module_seconds + moved)
 
     @property
     def unit(self) -> float:

@@ -12,7 +12,14 @@ from omegaconf import OmegaConf
 
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.record.operators import Moment, Operator
-from parallelizer.simulate.time.constants import COMPILED_HOST, DTENSOR_SECONDS, HOST_SECONDS, Constants
+from parallelizer.simulate.time.constants import (
+    COMPILED_DTENSOR,
+    COMPILED_HOST,
+    DTENSOR_SECONDS,
+    HOST_SECONDS,
+    MODULE_SECONDS,
+    Constants,
+)
 from parallelizer.simulate.time.machine import machine_of, without_time
 from parallelizer.simulate.time.predict import DEVIATIONS, StepTime, predict, predict_on
 from parallelizer.simulate.time.price import Habits
@@ -204,11 +211,13 @@ def test_flash_attention_2_is_slower_by_what_was_measured() -> None:
     assert fast / slow == pytest.approx(0.53, rel=0.01)
 
 
-def test_eager_dtensors_bind_the_host_and_compiled_ones_do_not() -> None:
-    eager = dataclasses.replace(memory(1000), dtensors=10)
-    assert of([eager]).waits["host"] == pytest.approx(10 * DTENSOR_SECONDS + HOST_SECONDS)
+def test_dtensors_bind_the_host_and_compiled_ones_by_a_share() -> None:
+    eager = dataclasses.replace(memory(1000), dtensors=10, modules=3)
+    dispatched = 10 * DTENSOR_SECONDS
+    assert of([eager]).waits["host"] == pytest.approx(dispatched + HOST_SECONDS + 3 * MODULE_SECONDS)
     compiled = of([dataclasses.replace(eager, compiled=True)])
-    assert compiled.waits["host"] == pytest.approx(COMPILED_HOST * HOST_SECONDS)
+    expected = COMPILED_DTENSOR * dispatched + COMPILED_HOST * HOST_SECONDS
+    assert compiled.waits["host"] == pytest.approx(expected)
 
 
 def test_operators_on_dtensors_are_counted_under_tp_alone() -> None:
