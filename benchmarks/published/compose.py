@@ -34,7 +34,7 @@ class Composed:
     `overlapped_tp`: collectives over tp run beside the products. `small_gathers`: parameters are gathered in 8 bits;
     `small_tp_gathers`: activations over tp are. `cp_payload` multiplies what attention sends over cp. `rate` multiplies the rates
     of products and attention. `kept_outputs` are bytes: torch's pipelines keep the outputs of all microbatches until the step
-    ends. `loss_bytes` are what torch's loss under tp holds more than this project's.
+    ends. `loss_bytes` are what torch's loss holds more than this project's.
     """
 
     overrides: tuple[str, ...]
@@ -147,8 +147,11 @@ def compose(row: Row) -> Composed:
         if "foundry" in row.source and hardware == "h100"
         else 1.0,  # its H100 tables are of 2023
         kept_outputs=0 if library or not pipelined else (parts - 1) * _logits(row, micro),
-        # Torch's backward of a loss over sharded logits has four copies of them in float32; this project's has two.
-        loss_bytes=0 if library or mesh.get("tp", 1) == 1 else 2 * 2 * _logits(row, micro),
+        # Torch's backward of a loss has three copies of the logits in float32, over sharded logits four. This project's has the
+        # logits and two gradients of them in bfloat16. llm-foundry's is one kernel.
+        loss_bytes=0
+        if library or "foundry" in row.source
+        else ((4 if mesh.get("tp", 1) > 1 else 3) * 2 - 3) * _logits(row, micro),
     )
 
 

@@ -68,9 +68,10 @@ COMPILED_DTENSOR = 0.52
 compiled module and the wrapping of its inputs and results grow with their number. From the compiled step of tp8 in docs/gpu.md.
 """
 
-RESERVED = 1.2
-"""What CUDA's caching allocator reserves by what is in use at the peak: the median of published runs. It was 1.15 to 1.35 in
-rehearsals on an H100 (docs/gpu.md), and neither the largest tensors nor the size of the step tell where in this range a run lies.
+RESERVED = 1.25
+"""What CUDA's caching allocator reserves by what is in use at the peak: 1.26 is the median of published runs, 1.23 that of
+rehearsals on an H200 (docs/gpu.md), where it was 1.07 to 1.43. Neither the largest tensors nor the size of the step tell where in
+this range a run lies.
 """
 
 FP32_BY_BF16 = 1 / 15

@@ -74,8 +74,8 @@ def test_a_source_s_rows_are_predicted_without_them() -> None:
 
 def test_the_reserved_share_is_that_of_other_sources_and_of_the_rehearsals() -> None:
     rows = [prepared(0, "a", 1.5), prepared(1, "a", 1.5), prepared(2, "b")]
-    assert fit.reserved_share(rows) == pytest.approx((1.245 + 1.5) / 2)
-    assert fit.reserved_share(rows[2:]) == pytest.approx(1.245)
+    assert fit.reserved_share(rows) == pytest.approx((1.2295 + 1.5) / 2)
+    assert fit.reserved_share(rows[2:]) == pytest.approx(1.2295)
 
 
 def test_a_peak_of_what_was_allocated_is_that_of_what_is_in_use() -> None:
@@ -88,7 +88,7 @@ def test_a_peak_of_what_was_allocated_is_that_of_what_is_in_use() -> None:
     assert of[0].predicted_memory == pytest.approx(of[0].share) and of[1].predicted_memory == pytest.approx(
         1.0
     )
-    assert fit.reserved_share([allocated]) == pytest.approx(1.245)
+    assert fit.reserved_share([allocated]) == pytest.approx(1.2295)
 
 
 def test_what_is_fitted_are_constants_with_a_place_to_begin() -> None:
