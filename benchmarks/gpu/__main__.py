@@ -1,6 +1,6 @@
 """What one GPU can show of this project in less than an hour.
 
-    python -m benchmarks.gpu [--part 1..4] [--only TEXT] [--minutes 9] [--device cuda|cpu] [--output gpu]
+    python -m benchmarks.gpu [--part 1..4] [--only TEXT] [--minutes 9] [--device cuda|cpu] [--jobs N] [--output gpu]
 
 Part 1: facts of the machine, and attention kernels against float64. Part 2: the recipe from its start to a resumed run, and
 several ranks on one device against one process, over gloo and over NCCL. Part 3: predicted memory against the allocator's.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import signal
 import sys
@@ -31,7 +32,7 @@ from benchmarks.gpu import (
     several_ranks,
     speed,
 )
-from benchmarks.gpu.cases import Case, Outcome, Where, run
+from benchmarks.gpu.cases import Case, Outcome, Where, run, side_by_side
 
 PARTS: dict[int, tuple[Case, ...]] = {
     1: (*facts.CASES, *forks.CASES, *attention.CASES, *packed_documents.CASES),
@@ -62,40 +63,39 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="minutes that a part may take")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument(
+        "--jobs", type=int, help="cases that run side by side; 1 on a GPU and 2 on a CPU if left out"
+    )
+    parser.add_argument(
         "--output", type=Path, default=Path("gpu"), metavar="DIR", help="folder of the tables and logs"
     )
     said = parser.parse_args(words)
-    # So that a case that runs is ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # Times on a CPU say nothing of a GPU's: there two cases may run side by side.
+    jobs = said.jobs or (2 if said.device == "cpu" else 1)
     failed = False
     for part in said.part or sorted(PARTS):
-        outcomes = []
+        cases = [case for case in PARTS[part] if any(text in case.name for text in said.only.split(","))]
         ends = time.perf_counter() + said.minutes * 60
-        for case in PARTS[part]:
-            if not any(text in case.name for text in said.only.split(",")):
-                continue
-            left = ends - time.perf_counter()
-            if left < 5:
-                outcomes.append(
-                    Outcome(
-                        case.name, failure=f"not started: the {said.minutes:g} minutes of the part are over"
-                    )
-                )
-                continue
-            where = Where(
-                said.device,
-                said.device == "cpu",
-                said.output / f"part{part}" / case.name.replace(" ", "_").replace("/", "_"),
-            )
-            outcomes.append(run(case, where, min(case.limit, left)))
-            print(_text(outcomes[-1]), flush=True)
+        outcomes: list[Outcome] = []
+        one = functools.partial(_outcome, said, part, ends)
+        for outcome in side_by_side(one, cases, jobs):
+            outcomes.append(outcome)
+            print(_text(outcome), flush=True)
             _write(said.output, part, outcomes)  # a machine that is lent may be taken back
         failed = failed or any(outcome.failure for outcome in outcomes)
-        _write(said.output, part, outcomes)
     return int(failed)
 
 
+def _outcome(said: argparse.Namespace, part: int, ends: float, case: Case) -> Outcome:
+    left = ends - time.perf_counter()
+    if left < 5:
+        return Outcome(case.name, failure=f"not started: the {said.minutes:g} minutes of the part are over")
+    folder = said.output / f"part{part}" / case.name.replace(" ", "_").replace("/", "_")
+    return run(case, Where(said.device, said.device == "cpu", folder), min(case.limit, left))
+
+
 def _write(folder: Path, part: int, outcomes: Sequence[Outcome]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"part{part}.json").write_text(
         json.dumps([dataclasses.asdict(o) for o in outcomes], indent=1) + "\n"
     )

@@ -58,7 +58,7 @@ def stuck(where: Where) -> Iterator[Row]:
         return
     folder = where.folder / "run"
     waits = (
-        {"stuck_after": 5, "collective_timeout": 20}
+        {"stuck_after": 5, "collective_timeout": 12}
         if where.small
         else {"stuck_after": 10, "collective_timeout": 25}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from benchmarks.gpu import several_ranks
 from benchmarks.gpu.__main__ import PARTS, main
-from benchmarks.gpu.cases import Case, Row, Where, run
+from benchmarks.gpu.cases import RUNNING, Case, Row, Where, run, side_by_side
 
 
 def failing(where: Where) -> Iterator[Row]:
@@ -23,6 +24,20 @@ def failing(where: Where) -> Iterator[Row]:
 def test_a_case_that_fails_keeps_its_rows_and_says_why(tmp_path: Path) -> None:
     found = run(Case("fails", failing), Where("cpu", True, tmp_path / "fails"), 60)
     assert found.rows == [{"a": 1}] and "on purpose" in found.failure
+
+
+def sleeping(where: Where, seconds: float) -> Iterator[Row]:
+    time.sleep(seconds)
+    yield {"slept": seconds}
+
+
+def test_cases_side_by_side_keep_their_order_and_end_with_the_command(tmp_path: Path) -> None:
+    cases = [Case(str(seconds), sleeping, (seconds,)) for seconds in (0.5, 0.0, 600.0, 600.0)]
+    outcomes = side_by_side(lambda case: run(case, Where("cpu", True, tmp_path / case.name), 60), cases, 2)
+    assert [next(outcomes).rows, next(outcomes).rows] == [[{"slept": 0.5}], [{"slept": 0.0}]]
+    began = time.perf_counter()
+    outcomes.close()
+    assert time.perf_counter() - began < 30 and not RUNNING
 
 
 def test_a_part_writes_tables_and_what_it_had_no_time_for(tmp_path: Path) -> None:
