@@ -35,7 +35,7 @@ def cuda_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process that uses CUDA was forked"))
 
 
-@pytest.mark.parametrize("in_use", [False, True])
+@pytest.mark.parametrize("in_use", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_child_sees_no_gpu(in_use: bool, request: pytest.FixtureRequest) -> None:
     if in_use:
         request.getfixturevalue("cuda_in_use")
@@ -53,17 +53,22 @@ def test_ranks_on_cpus_see_no_gpu() -> None:
 
 
 @pytest.mark.usefixtures("cuda_in_use")
-def test_a_new_process_answers_as_a_forked_one() -> None:
+def test_a_new_process_answers_as_a_forked_one_and_sees_no_gpu() -> None:
     torch.manual_seed(7)
-    there = in_children([(drawn,)])
-    assert there == [drawn()]
-    assert len(in_children([(bytes, 3_000_000)])[0]) == 3_000_000
+    numbers, data, seen = in_children([(drawn,), (bytes, 3_000_000), (visible,)])
+    assert numbers == drawn() and len(data) == 3_000_000
+    assert seen[0] != os.getpid() and seen[1:] == ("", 1)
+    with pytest.raises(Failed, match=r"^ZeroDivisionError: division by zero$"):
+        in_time(divide, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cuda_in_use")
+def test_a_new_process_that_fails_is_told_as_a_forked_one() -> None:
     with pytest.raises(WorldError, match="ZeroDivisionError: division by zero"):
         in_children([(divide,)])
     with pytest.raises(WorldError, match="was killed by SIGKILL"):
         in_children([(kill_self,)])
-    with pytest.raises(Failed, match=r"^ZeroDivisionError: division by zero$"):
-        in_time(divide, 60)
     with pytest.raises(NotInTime):
         in_time(sleep, 0.5)
 
@@ -121,8 +126,19 @@ def test_the_verdict_is_the_same(request: pytest.FixtureRequest) -> None:
     assert (anew.losses, anew.verdict) == (forked.losses, forked.verdict)
 
 
+def test_a_transformers_model_finds_its_attention_in_a_new_process(request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("transformers")
+    setup = from_overrides(["model=hf_llama", "parallel=tp2"])
+    forked = traced(setup)
+    request.getfixturevalue("cuda_in_use")
+    assert traced(setup) == forked
+
+
 @pytest.mark.ranks
-def test_a_transformers_model_finds_its_attention_in_new_processes(request: pytest.FixtureRequest) -> None:
+@pytest.mark.slow
+def test_a_transformers_model_is_validated_and_proven_in_new_processes(
+    request: pytest.FixtureRequest,
+) -> None:
     pytest.importorskip("transformers")
     setup = from_overrides(["model=hf_llama", "parallel=tp2"])
     forked = pz.validate(setup, prove=False)

@@ -15,22 +15,23 @@ STARTER = ROOT / "parallelizer/commands/new/starter"
 
 
 @pytest.mark.parametrize(
-    ("page", "preset", "folder"),
+    ("pages", "preset", "folder"),
     [
-        ("README.md", "tp8_cp2", None),
-        ("docs/commands.md", "tp8_cp2", None),
-        ("docs/watching.md", "fsdp2_tp2", None),
-        ("docs/index.md", "fsdp2_tp2", STARTER),
+        (("README.md", "docs/commands.md"), "tp8_cp2", None),
+        (("docs/watching.md",), "fsdp2_tp2", None),
+        (("docs/index.md",), "fsdp2_tp2", STARTER),
     ],
 )
 def test_as_many_collectives_are_shown_as_are_planned(
-    page: str, preset: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch
+    pages: tuple[str, ...], preset: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = re.findall(r"step 1: ([\d,]+) collectives as planned", (ROOT / page).read_text())
+    shown = [
+        re.findall(r"step 1: ([\d,]+) collectives as planned", (ROOT / page).read_text()) for page in pages
+    ]
     conf, words = None, [f"parallel={preset}", "device=cpu"]
     if folder is not None:
         monkeypatch.syspath_prepend(str(folder))
         conf, words = str(folder / "conf"), [*words, "model=my_gpt"]
     setup = from_overrides(words, config_dir=conf)
     planned = f"{len(traced(setup, fold=True).ledger):,}"
-    assert shown and set(shown) == {planned}
+    assert all(set(found) == {planned} for found in shown)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,13 @@ import torch
 
 from benchmarks.gpu import several_ranks
 from benchmarks.gpu.__main__ import PARTS, main
-from benchmarks.gpu.cases import RUNNING, Case, Row, Where, run, side_by_side
-
-
-def failing(where: Where) -> Iterator[Row]:
-    yield {"a": 1}
-    raise ValueError("on purpose")
+from benchmarks.gpu.cases import RUNNING, Case, Where, run, side_by_side
+from tests.benchmarks.gpu.functions import failing, sleeping
 
 
 def test_a_case_that_fails_keeps_its_rows_and_says_why(tmp_path: Path) -> None:
     found = run(Case("fails", failing), Where("cpu", True, tmp_path / "fails"), 60)
     assert found.rows == [{"a": 1}] and "on purpose" in found.failure
-
-
-def sleeping(where: Where, seconds: float) -> Iterator[Row]:
-    time.sleep(seconds)
-    yield {"slept": seconds}
 
 
 def test_cases_side_by_side_keep_their_order_and_end_with_the_command(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 
 import pytest
@@ -29,6 +30,7 @@ CASTS = {"tensorwise": 6, "rowwise": 6, "rowwise-gw-hp": 4}
 """Of the factors of a linear's three products, each cast for itself; the last recipe casts none for the weight's gradient."""
 
 
+@functools.cache
 def found(*overrides: str) -> Precision:
     setup = llama("model.n_layers=1", *overrides)
     model = setup.build_model()
@@ -60,6 +62,7 @@ def test_gathered_weights_are_cast_once_for_each_gather() -> None:
     assert (made.reductions, made.reduced_bytes) == (2, 2 * 2 * (2 * LINEARS * 4 // 3))
 
 
+@pytest.mark.slow
 def test_under_tp_the_largest_values_of_sharded_tensors_are_agreed_on() -> None:
     one, two = (found("parallel=tp2", in_float8(recipe)) for recipe in ("tensorwise", "rowwise"))
     assert one.reductions > two.reductions > 0

@@ -18,7 +18,9 @@ def peak(model: str, axes: str) -> float:
     return plan_step(setup.compile(built), built, setup.recipe()).peak / 2**20
 
 
-@pytest.mark.parametrize("axes", ["parallel=single", "parallel.mesh.cp=2"])
+@pytest.mark.parametrize(
+    "axes", [pytest.param("parallel=single", marks=pytest.mark.slow), "parallel.mesh.cp=2"]
+)
 def test_packed_documents_need_little_more_than_one_document(axes: str) -> None:
     # A mask of 8,192 tokens would have 64 MiB, 32 MiB of them on each of two ranks.
     assert peak("llama_packed", axes) == pytest.approx(peak("llama_debug", axes), abs=1.0)

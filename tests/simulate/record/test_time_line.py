@@ -161,6 +161,7 @@ def test_folding_equal_layers_changes_nothing(kind: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_recording_twice_gives_the_same_line() -> None:
     """Storages are told apart by numbers and not by addresses, which come again."""
     lines = [traced(stack("parallel=fsdp2")).line for _ in range(2)]
