@@ -35,7 +35,8 @@ class Machine:
     `module_seconds` what calling a module takes and `dtensor_seconds` dispatching an operator on DTensors. Beyond the
     collective itself, `unit_seconds` is what one of FSDP's takes, `redistribute_seconds` one that moves a DTensor, and
     `exchange_seconds` one of an autograd function. `cores` is the number of processors that all ranks share, 0 where each has a
-    device. `flash_2` is the rate of FlashAttention 2 by that of the table's attention.
+    device, and `busy` what a processor takes while all of them are at work, by what it takes alone. `flash_2` is the rate of
+    FlashAttention 2 by that of the table's attention.
     """
 
     name: str
@@ -58,9 +59,19 @@ class Machine:
     redistribute_seconds: float = 0.0
     exchange_seconds: float = 0.0
     cores: int = 0
+    busy: float = 1.0
     assumed: tuple[Diagnostic, ...] = field(default=())
     guessed: Mapping[str, str] = field(default_factory=dict)
     """What is assumed of a dtype, which matters only where a step computes in it."""
+
+    def crowd(self, ranks: float) -> float:
+        """What a rank's computation takes while so many ranks are at work, by what it takes alone: those that share a processor
+        take turns, and all share the memory.
+        """
+        if not self.cores:
+            return 1.0
+        others = min(1.0, (ranks - 1) / (self.cores - 1)) if self.cores > 1 else 0.0
+        return max(1.0, ranks / self.cores) * (1 + (self.busy - 1) * max(0.0, others))
 
     def sustained(self, constants: Constants) -> float:
         """The share of a kernel's measured rate that a training reaches. What was measured here has all of it."""
@@ -189,6 +200,7 @@ def this_machine(folder: Path | None = None) -> Machine:
         redistribute_seconds=rates["redistribute"],
         exchange_seconds=rates["exchange"],
         cores=int(found["cores"]),
+        busy=float(rates["busy"]),
         assumed=tuple(assumed),
     )
 

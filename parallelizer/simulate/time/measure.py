@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from parallelizer.child.children import Children, in_children
 from parallelizer.simulate.time.wrappers import RATES, gather_function, wrapper_rates
 
 FILE = Path(".parallelizer") / "machine.json"
-FORM = 3
+FORM = 4
 """The form of the file; one of another form is measured again."""
 SIZES = (32, 128, 512, 2048)
 """The grid of products on a CPU; on a GPU, each is eight times as large."""
@@ -34,6 +35,10 @@ PAYLOADS = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
 RANKS = (2, 4, 8)
 SECONDS = 0.05
 """How long one thing is repeated, at least once."""
+HELD = 1 << 26
+"""Bytes of results that are kept, and of operands that are read in turn, on a CPU: in a step, operands have left the caches, and
+results lie in memory that the system has to hand out.
+"""
 
 
 def kept(folder: Path | None = None) -> dict[str, Any]:
@@ -60,6 +65,8 @@ def measure() -> dict[str, Any]:
     began = time.monotonic()
     gpu = torch.cuda.is_available()
     [found] = in_children([(_device, "cuda" if gpu else "cpu")], sees_gpus=gpu)
+    cores = 0 if gpu else (os.cpu_count() or 1)
+    found["rates"]["busy"] = _busy(cores)
     collectives: dict[str, dict[str, list[float]]] = {}
     rates = {}
     devices = torch.cuda.device_count() if gpu else max(RANKS)
@@ -79,7 +86,6 @@ def measure() -> dict[str, Any]:
     if "send" in collectives:
         found["rates"]["node"] = payloads[-1] / (collectives["send"]["2"][-1] * 1e-6)
     found["rates"] = {**dict.fromkeys(RATES, 0.0), **found["rates"], **rates}
-    cores = 0 if gpu else (os.cpu_count() or 1)
     took = round(time.monotonic() - began, 1)
     return {"name": _name(), "form": FORM, "seconds": took, "cores": cores, "streams": gpu, **found}
 
@@ -99,28 +105,40 @@ def _name() -> str:
     return f"{platform.node()}, {device}, {os.cpu_count()} cores, torch {torch.__version__}"
 
 
-def _timed(function: Callable[[], object], wait: Callable[[], object]) -> float:
-    """Seconds of one call, the least of some groups of calls."""
-    function()
+def _timed(function: Callable[[], object], wait: Callable[[], object], *, held: int = 0) -> float:
+    """Seconds of one call, the median of some groups of calls. Up to `held` bytes of results are kept while others are made."""
+    made = function()
+    size = made.nbytes if isinstance(made, torch.Tensor) else 0
     wait()
     started = time.perf_counter()
     function()
     wait()
     calls = max(1, int(SECONDS / 3 / max(time.perf_counter() - started, 1e-7)))
-    best = float("inf")
+    every = max(1, held // max(size, 1)) if held else 1
+    times = []
     for _ in range(3):
+        results: list[object] = []
         started = time.perf_counter()
-        for _ in range(calls):
-            function()
+        for call in range(calls):
+            results.append(function())
+            if call % every == every - 1:
+                results.clear()
+        results.clear()
         wait()
-        best = min(best, (time.perf_counter() - started) / calls)
-    return best
+        times.append((time.perf_counter() - started) / calls)
+    return statistics.median(times)
+
+
+def _in_turn(tensor: torch.Tensor, held: int) -> Callable[[], torch.Tensor]:
+    """Copies of a tensor, of `held` bytes together, one after the other."""
+    copies = itertools.cycle([tensor, *(tensor.clone() for _ in range(held // tensor.nbytes - 1))])
+    return lambda: next(copies)
 
 
 def _device(device: str) -> dict[str, Any]:
     """One device by itself, in a child of one thread."""
     wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
-    larger = 8 if device == "cuda" else 1
+    larger, held = (8, 0) if device == "cuda" else (1, HELD)
     sizes = [larger * n for n in SIZES]
     gemm: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -138,7 +156,9 @@ def _device(device: str) -> dict[str, Any]:
                     torch.ones(m, k, dtype=dtype, device=device),
                     torch.ones(k, n, dtype=dtype, device=device),
                 )
-                row.append(2 * m * n * k / _timed(lambda a=a, b=b: a @ b, wait) / 1e12)  # type: ignore[misc]
+                left = _in_turn(a, held)
+                seconds = _timed(lambda a=left, b=b: a() @ b, wait, held=held)  # type: ignore[misc]
+                row.append(2 * m * n * k / seconds / 1e12)
             values[-1].append(row)
         gemm[str(dtype).removeprefix("torch.")] = {"m": sizes, "n": sizes, "k": sizes, "tflops": values}
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -152,24 +172,45 @@ def _device(device: str) -> dict[str, Any]:
         "source": "measured on this machine",
         "gemm": gemm,
         "attention": {"length": list(LENGTHS), "tflops": attention},
-        "rates": {"memory": _bandwidth(device, wait), **_overheads(device, wait)},
+        "rates": {"memory": _bandwidth(device, wait, held), **_overheads(device, wait)},
     }
 
 
-def _bandwidth(device: str, wait: Callable[[], object]) -> float:
+def _busy(cores: int) -> float:
+    """What a processor takes for products and operators while all others do the same, by what it takes alone."""
+    if cores < 2:
+        return 1.0
+    [alone] = in_children([(_mixture,)])
+    return max(1.0, statistics.mean(in_children([(_mixture,)] * cores)) / alone)
+
+
+def _mixture() -> float:
+    """Seconds of a product and some operators, in a child of one thread."""
+    a, b = torch.ones(512, 512), torch.ones(512, 512)
+    left = _in_turn(a, HELD)
+    rates = [
+        (_timed(lambda: left() @ b, lambda: None, held=HELD), _bandwidth("cpu", lambda: None, HELD))
+        for _ in range(3)
+    ]
+    return sum(product + (1 << 24) / bandwidth for product, bandwidth in rates)
+
+
+def _bandwidth(device: str, wait: Callable[[], object], held: int) -> float:
     """Bytes a second of typical operators between products: the mean time of some over the bytes they read and write."""
-    x = torch.rand(64, 1 << 12 if device == "cpu" else 1 << 20, device=device)
-    y = torch.rand_like(x)
-    moved = x.numel() * x.element_size()
+    one = torch.rand(64, 1 << 12 if device == "cpu" else 1 << 20, device=device)
+    moved = one.nbytes
+    x, y = _in_turn(one, held), torch.rand_like(one)
     operators: Mapping[Callable[[], object], int] = {
-        lambda: x + y: 3,
-        lambda: x * y: 3,
-        lambda: F.silu(x): 2,
-        lambda: x.t().contiguous(): 2,
-        lambda: x.pow(2).mean(-1): 1,
-        lambda: x.add_(y, alpha=0.0): 3,
+        lambda: x() + y: 3,
+        lambda: x() * y: 3,
+        lambda: F.silu(x()): 2,
+        lambda: x().t().contiguous(): 2,
+        lambda: x().pow(2).mean(-1): 1,
+        lambda: x().add_(y, alpha=0.0): 3,
     }
-    return sum(operators.values()) * moved / sum(_timed(one, wait) for one in operators)
+    # What the last returns is no new tensor.
+    times = [_timed(call, wait, held=held if count > 1 else 0) for call, count in operators.items()]
+    return sum(operators.values()) * moved / sum(times)
 
 
 def _overheads(device: str, wait: Callable[[], object]) -> dict[str, float]:
@@ -218,13 +259,18 @@ def _collectives(rank: int, ranks: int, store: str, device: str = "cpu") -> dict
                 "all_to_all": lambda w=whole: dist.all_to_all_single(torch.empty_like(w), w),  # type: ignore[misc]
             }
             for kind, call in calls.items():
-                found[kind].append(round(_together(call, 3 if payload > 1 << 20 else 8, wait) * 1e6, 1))
+                calls_each = 2 if payload > 1 << 20 else 4
+                seconds = statistics.median(_together(call, calls_each, wait) for _ in range(3))
+                found[kind].append(round(seconds * 1e6, 1))
             if ranks == 2:  # there and back are two messages
                 turn = _together(lambda w=whole: _there_and_back(rank, w), 4, wait)  # type: ignore[misc]
                 found["send"].append(round(turn / 2 * 1e6, 1))
         rates = {}
         if ranks == 2:
-            rates = wrapper_rates(device, lambda call, calls: _together(call, calls, wait))
+            rates = wrapper_rates(
+                device,
+                lambda call, calls: statistics.median(_together(call, calls // 2, wait) for _ in range(5)),
+            )
     finally:
         dist.destroy_process_group()
     return {"microseconds": found, **rates}

@@ -123,7 +123,7 @@ def predict_pipeline(
     timed = priced.replayed()
     if machine.cores and not prices.habits.alone:
         # Ranks that wait leave the processors to others.
-        prices.crowd = max(1.0, (1 - timed.bubble) * mesh.world_size / machine.cores)
+        prices.crowd = machine.crowd((1 - timed.bubble) * mesh.world_size)
         priced = PricedPipeline(lines, prices)
         timed = priced.replayed()
     free = priced.replayed(messages=False)

@@ -17,6 +17,9 @@ from parallelizer.simulate.time.price_collectives import collective_seconds
 from parallelizer.simulate.time.price_gemm import EIGHT_BITS, cast_seconds, gemm_seconds
 from parallelizer.simulate.time.price_memory import memory_seconds
 
+MEASURED = 2
+"""The ranks among which the host's time around collectives is measured."""
+
 
 @dataclass(frozen=True)
 class Habits:
@@ -57,8 +60,7 @@ class Prices:
         self.unpriced: dict[str, str] = {}
         self.guesses: dict[str, str] = {}
         # Ranks that share processors take turns on them.
-        shared = machine.cores and not self.habits.alone
-        self.crowd = max(1.0, mesh.world_size / machine.cores) if shared else 1.0
+        self.crowd = 1.0 if self.habits.alone else machine.crowd(mesh.world_size)
         self._gemm = functools.cache(self._gemm_seconds)
         self._attention = functools.cache(
             lambda operator: attention_seconds(operator, machine, constants, flash_2=self.habits.flash_2)
@@ -85,7 +87,7 @@ class Prices:
     @property
     def unit(self) -> float:
         """What one of FSDP's collectives takes beside the collective itself, on processors that compute."""
-        return self.habits.pace * self.machine.unit_seconds * self.crowd
+        return self.habits.pace * self.machine.unit_seconds * self.turns(MEASURED)
 
     def asking(self, issued: Issued) -> float:
         """What the host takes for a style's collective beside the collective itself: those over tp move DTensors, and the others
@@ -95,7 +97,8 @@ class Prices:
         if entry.kind in ("send", "recv") or entry.phase not in ("forward", "backward"):
             return 0.0
         moves = entry.axis in ("tp", "tp_outer") and not self.habits.plain
-        return self.habits.pace * (machine.redistribute_seconds if moves else machine.exchange_seconds)
+        seconds = machine.redistribute_seconds if moves else machine.exchange_seconds
+        return self.habits.pace * seconds * self.turns(MEASURED)
 
     def _operator(self, operator: Operator) -> float:
         found: float | None = None
@@ -128,10 +131,11 @@ class Prices:
         if self.habits.alone:
             return 0.0
         seconds = self._collective(_of_no_module(issued), self._payload(issued))
-        if not self.machine.cores:
-            return seconds
-        # It was measured with the processors for its own ranks alone.
-        return seconds * self.crowd / max(1.0, issued.entry.ranks / self.machine.cores)
+        return seconds * self.turns(issued.entry.ranks)
+
+    def turns(self, measured: int) -> float:
+        """What something takes in this world by what it took among so many ranks, which had the processors to themselves."""
+        return self.crowd / self.machine.crowd(measured)
 
     def _payload(self, issued: Issued) -> float:
         """What the bytes of a collective are multiplied by."""

@@ -231,7 +231,7 @@ class TimeLineReplay:
         if self.machine.streams:
             self.host += asked
         else:
-            seconds += asked * self.prices.crowd
+            seconds += asked
         start, end = lane.run(max(self.compute, self.host), seconds)
         self._span(issued, start, end)
         self.issued.append((end, entry.axis))

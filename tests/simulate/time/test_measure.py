@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.time import measure
@@ -30,6 +31,7 @@ def found(**changes: Any) -> dict[str, Any]:
         "redistribute": 2e-4,
         "exchange": 6e-5,
         "unit": 1e-4,
+        "busy": 1.3,
     }
     return {
         "name": measure._name(), "form": measure.FORM, "seconds": 20.0, "cores": 4, "streams": False,
@@ -84,6 +86,40 @@ def test_one_device_has_no_measured_links_and_says_so(tmp_path: Path) -> None:
     assert note.code == "time-assumed" and "links" in note.message
 
 
+def test_ranks_share_the_memory_and_those_of_one_processor_take_turns(tmp_path: Path) -> None:
+    write(tmp_path, found())
+    machine = this_machine(tmp_path)
+    assert [machine.crowd(ranks) for ranks in (1, 4, 8)] == pytest.approx([1.0, 1.3, 2.6])
+    assert machine.crowd(2) == pytest.approx(1.1)  # a third of the others is at work
+    write(tmp_path, found(cores=0, streams=True))
+    assert this_machine(tmp_path).crowd(8) == 1.0
+
+
+def test_results_are_kept_up_to_a_size_while_others_are_made() -> None:
+    alive, most = [0], [0]
+
+    class Counted:
+        def __init__(self) -> None:
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    class Result(torch.Tensor):
+        counted: Counted
+
+    def made() -> torch.Tensor:
+        result = torch.ones(1000).as_subclass(Result)
+        result.counted = Counted()
+        return result
+
+    measure._timed(made, lambda: None)
+    assert most == [2]  # beside the one before
+    measure._timed(made, lambda: None, held=40_000)
+    assert 9 <= most[0] <= 12 and alive == [0]
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_this_machine_is_measured_whole_and_in_a_minute() -> None:
@@ -97,4 +133,5 @@ def test_this_machine_is_measured_whole_and_in_a_minute() -> None:
         for times in by_ranks.values():
             assert len(times) == len(measure.PAYLOADS) and times[-1] > times[0] > 0
     assert set(made["rates"]) == set(found()["rates"])
+    assert 1.0 <= made["rates"]["busy"] < 4.0
     assert made["rates"]["node"] > 1e7 and made["rates"]["dtensor"] > 0 and made["rates"]["host"] > 0
