@@ -50,7 +50,7 @@ _PEERS = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _VERSION = 2
 """The major version of the records that torch 2.11 and 2.13 write."""
 
-_COARSE = 0.05
+COARSE = 0.05
 """Seconds by which the time of a file may be behind the clock."""
 
 
@@ -148,7 +148,7 @@ def read_all(
         for rank in set(range(ranks)) - records.keys():
             path = Path(f"{prefix}{rank}")
             try:
-                if path.stat().st_mtime >= since - _COARSE:
+                if path.stat().st_mtime >= since - COARSE:
                     records[rank] = read(path)
             except FileNotFoundError:
                 continue

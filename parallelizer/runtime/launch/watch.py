@@ -58,6 +58,8 @@ class Watch:
     """The signal by which the ranks were asked to save and stop, 0 while they were not."""
     since: float = field(default_factory=time.time)
     """When the attempt began, by the clock."""
+    reported: tuple[float, Mapping[int, Beat | None]] | None = None
+    """When the ranks had answered for the last report of a stall, and their beats then."""
     _beats: Beats | None = None
 
     def ranks(self, kind: str) -> set[int]:
@@ -82,10 +84,12 @@ class Watch:
         self, since: float | None = None, within: float = 0.0, places: Mapping[int, str] | None = None
     ) -> list[str]:
         """Which ranks lack which collectives, by the records that ranks have written in this attempt, or after `since`; see
-        `lacking.describe`.
+        `lacking.describe`. Without `since`, records of a stall that was reported do not count if a rank has gone on after it.
         """
         if self.job.log_dir is None:
             return []
+        if since is None and self.reported is not None and self.reported[1] != self.beats():
+            since = self.reported[0]
         read, unreadable = records.read_all(
             records.prefix(self.job.log_dir),
             self.job.ranks,
@@ -190,6 +194,7 @@ def _look_out(watch: Watch, slow: Lookout, now: float) -> None:
         places = {rank: str(stack.place) for rank, stack in looks[-1].items()}
         within = records.ANSWER if records.listening(watch.job.folder) else 0.0
         found = watch.lacking(since, within, places)
+        watch.reported = (time.time() + 2 * records.COARSE, watch.beats())
         _say(
             "\n".join(
                 [lookout.describe(seconds, watch.job.ranks, beats, looks), *(f"  {line}" for line in found)]

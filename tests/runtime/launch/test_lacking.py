@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.runtime.launch import lacking, records, watch
-from parallelizer.runtime.launch.heartbeat import beat
+from parallelizer.runtime.launch.heartbeat import Beats, beat
 from parallelizer.runtime.launch.launcher import LaunchError, start
 from parallelizer.runtime.launch.lookout import Lookout
 from parallelizer.runtime.launch.own_watch import own_watch
@@ -255,3 +255,27 @@ def test_the_end_of_stuck_ranks_says_which_one_lacks_what(tmp_path: Path) -> Non
         f"rank 2 lacks all-reduce 2 of axis tp (ranks 0-2), in which ranks 0-1 wait at {where}"
     )
     assert "torchfrtrace" in str(raised.value.help)
+
+
+def test_the_records_of_a_stall_that_is_over_do_not_explain_a_later_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    job = Launch(print, (), 2, "cuda", tmp_path, 60.0, 0, folder, os.getpid())
+    watched = watch.Watch(job, frozenset())
+    beats = Beats(folder / "beats", 2)
+    for rank in range(2):
+        beats.say(rank, 10, "step")
+    waits = [before(), entry("all_reduce", 17, "tp", state="started", line=None)]
+
+    def write() -> None:
+        for rank, calls in enumerate([waits, [before(line=8)]]):
+            (tmp_path / f"collectives_rank{rank}").write_bytes(dump(calls, {"tp": [0, 1]}))
+
+    write()
+    watch._look_out(watched, Stuck(300.0), 0.0)
+    assert watched.lacking()  # it has ended in this stall
+    beats.say(1, 11, "step")
+    assert watched.lacking() == []
+    time.sleep(0.2)
+    write()  # after a timeout of NCCL
+    assert watched.lacking()
