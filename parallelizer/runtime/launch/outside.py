@@ -160,11 +160,13 @@ def join(
 
 @contextmanager
 def _listening(device: Device) -> Iterator[Path | None]:
-    """A folder in which this rank listens for who asks for the record of its collectives, if it is one of NCCL."""
+    """A folder in which this rank listens for who asks for the record of its collectives, if it is one of NCCL. The variables
+    of `records` are as before afterwards: the next call in this process has other folders.
+    """
     if device != "cuda":
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="parallelizer-") as private:
+    with tempfile.TemporaryDirectory(prefix="parallelizer-") as private, records.variables_kept():
         records.listen_in(Path(private))
         yield Path(private)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from parallelizer.runtime.launch import outside
+from parallelizer.runtime.launch import outside, records
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.launch.heartbeat import beat
 from parallelizer.runtime.launch.outside import OutsideRanks, join, outside_ranks
@@ -267,3 +267,20 @@ def test_ranks_that_see_one_gpu_of_several_are_warned_of_nvlink(
         outside._check_gpu(OutsideRanks(rank, 16, rank, launcher, "head", 29500, (8, 8)))  # type: ignore[arg-type]
     outside._check_gpu(OutsideRanks(0, 2, 0, launcher, "head", 29500, (1, 1)))  # type: ignore[arg-type]
     assert capsys.readouterr().err.count("warning[one-gpu-seen]") == told
+
+
+def test_ranks_that_join_twice_in_one_process_listen_in_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch makes the pipe where the variable says, and fails where that folder is gone."""
+    for name in (records._PIPE, *records._PLACE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for run in ("first", "second"):
+        with outside._listening("cuda") as private:
+            records.write_to(tmp_path / run)
+            assert os.environ[records._PIPE] == f"{private}/collectives."
+            assert (
+                records.place() == records.prefix(tmp_path / run) == str(tmp_path / run / "collectives_rank")
+            )
+    assert records.place() is None and records._PIPE not in os.environ

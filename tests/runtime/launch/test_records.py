@@ -102,3 +102,10 @@ def test_ranks_that_listen_are_asked(tmp_path: Path) -> None:
     records.ask(tmp_path, range(2))
     assert os.read(heard, 9) == b"1"
     os.close(heard)
+
+
+def test_a_record_that_cannot_be_looked_for_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    read, unreadable = records.read_all(f"{file}/collectives_rank", 1, 0.0)
+    assert read == {} and unreadable[0] == f"{file}/collectives_rank0: Not a directory"
