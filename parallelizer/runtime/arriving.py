@@ -15,8 +15,10 @@ class Arriving:
         if tensor.device.type not in ("cpu", "meta"):
             self._there = torch.empty_like(tensor, device="cpu", pin_memory=True)
             self._there.copy_(tensor.detach(), non_blocking=True)
-            self._arrived = torch.get_device_module(tensor.device).Event()
-            self._arrived.record()
+            module = torch.get_device_module(tensor.device)
+            self._arrived = module.Event()
+            # The stream of the copy: another device than the tensor's may be the current one.
+            self._arrived.record(module.current_stream(tensor.device))
 
     def tolist(self) -> list[int]:
         """The numbers. Waits for what the device was given before the copy, and for no more."""

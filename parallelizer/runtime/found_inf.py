@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch.optim import Optimizer
 
@@ -15,6 +17,9 @@ def takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """
     # The attribute that GradScaler reads. Groups have settings of their own, and of a state dict that was loaded.
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    # Classes that GradScaler gives itself to ask the scaler, and not the attribute.
+    if "grad_scaler" in inspect.signature(optimizer.step).parameters:
         return False
     for group in optimizer.param_groups:
         if not group.get("fused", True):

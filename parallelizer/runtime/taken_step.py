@@ -83,9 +83,10 @@ class Step:
 
     @cached_property
     def _numbers(self) -> StepNumbers:
-        read, self._read = self._read, None  # what it holds is not needed any more
-        assert read is not None  # noqa: S101 - for the type: cached
-        return read()
+        assert self._read is not None  # noqa: S101 - for the type: cached
+        numbers = self._read()
+        self._read = None  # what it holds is not needed any more; where it raised it can be called again
+        return numbers
 
     def __repr__(self) -> str:
         return f"Step({self._numbers})"

@@ -17,7 +17,7 @@ import parallelizer as pz
 from parallelizer.optim import parameter_groups
 from parallelizer.runtime.found_inf import takes_found_inf
 from parallelizer.runtime.step import Batch
-from parallelizer.runtime.taken_step import Step
+from parallelizer.runtime.taken_step import Step, StepNumbers
 from parallelizer.simulate.rehearse.host_reads import host_reads
 from tests.chosen import chosen
 from tests.parity import token_loss
@@ -240,3 +240,38 @@ def test_without_after_a_step_that_is_not_finite_is_left_out_alone() -> None:
         assert one["skipped"] == [None, None, False, None, None]
         assert one["digests"][1] == one["digests"][2]
         assert len(set(one["digests"])) == 4
+
+
+class AsksTheScaler(torch.optim.SGD):
+    """Older fused classes, such as apex's: GradScaler gives itself to their step, and they read no attribute."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+
+
+def test_an_optimizer_that_asks_a_grad_scaler_is_not_called_for_a_step_that_is_not_finite() -> None:
+    model = Normed()
+    optimizer = AsksTheScaler(model.parameters(), lr=1e-2)
+    del optimizer.param_groups[0]["fused"]
+    before = copy.deepcopy(model.state_dict())
+    taken = pz.train_step(model, BAD, mean_square, optimizer, skip_nonfinite=True)
+    assert taken.skipped is not None
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_read_that_was_interrupted_can_be_repeated() -> None:
+    numbers = iter([KeyboardInterrupt(), StepNumbers(torch.tensor(1.0), torch.tensor(2.0))])
+
+    def read() -> StepNumbers:
+        found = next(numbers)
+        if isinstance(found, KeyboardInterrupt):
+            raise found
+        return found
+
+    step = Step.unread(read, torch.tensor(0.0))
+    with pytest.raises(KeyboardInterrupt):
+        step.loss  # noqa: B018 - it reads
+    assert (step.loss, step.grad_norm) == (1.0, 2.0)
