@@ -173,7 +173,8 @@ class Reporting:
         loss = taken.loss.item()
         # A CPU has computed a step when its call returns. A GPU computes a step while the next one is launched.
         ready = launched.returned if self.device.type == "cpu" else time.monotonic()
-        seconds = ready - max(launched.began, self._ready)
+        # A GPU that waits for the host has computed two steps when both are read together: no step is faster than its launch.
+        seconds = max(ready - max(launched.began, self._ready), launched.returned - launched.began)
         self._ready = ready
         values = {
             "step": launched.step,
