@@ -18,6 +18,8 @@ def takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     # The attribute that GradScaler reads. Groups have settings of their own, and of a state dict that was loaded.
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
+    if _extends_torchs_step(type(optimizer)):
+        return False
     # Classes that GradScaler gives itself to ask the scaler, and not the attribute.
     if "grad_scaler" in inspect.signature(optimizer.step).parameters:
         return False
@@ -33,6 +35,16 @@ def takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
                 if not state or any(value is None for value in state.values()):
                     return False
     return True
+
+
+def _extends_torchs_step(kind: type[Optimizer]) -> bool:
+    """Whether a class has a `step` of its own and the rest, with the attribute of `fused=True`, from one of torch's: what its
+    `step` changes beside torch's kernel knows nothing of `found_inf`. A class that has the attribute itself says that it does.
+    """
+    own = next(base for base in kind.__mro__ if "step" in vars(base))
+    if own.__module__.startswith("torch.optim") or "_step_supports_amp_scaling" in vars(own):
+        return False
+    return any(base is not Optimizer and base.__module__.startswith("torch.optim") for base in own.__mro__)
 
 
 def step_unless(found: torch.Tensor, optimizer: Optimizer) -> None:

@@ -5,6 +5,7 @@ the device, with those launched behind it.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -258,6 +259,28 @@ def test_an_optimizer_that_asks_a_grad_scaler_is_not_called_for_a_step_that_is_n
     before = copy.deepcopy(model.state_dict())
     taken = pz.train_step(model, BAD, mean_square, optimizer, skip_nonfinite=True)
     assert taken.skipped is not None
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+class Shrinks(torch.optim.AdamW):
+    """A `step` that also changes parameters by itself."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.mul_(0.5)
+
+
+def test_an_optimizer_with_a_step_of_its_own_is_not_called_for_a_step_that_is_not_finite() -> None:
+    model = Normed()
+    optimizer = Shrinks(model.parameters(), lr=1e-2, fused=True)
+    take = functools.partial(pz.train_step, model, loss=mean_square, optimizer=optimizer, skip_nonfinite=True)
+    assert take(GOOD).skipped is None  # the states are there
+    before = copy.deepcopy(model.state_dict())
+    assert take(BAD).skipped is not None
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
