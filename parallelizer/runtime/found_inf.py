@@ -7,6 +7,8 @@ import inspect
 import torch
 from torch.optim import Optimizer
 
+from parallelizer import torch_private
+
 
 def takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """Whether the next step of this optimizer can be left out by a number on `device`, without a read.
@@ -18,7 +20,8 @@ def takes_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     # The attribute that GradScaler reads. Groups have settings of their own, and of a state dict that was loaded.
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
-    if _extends_torchs_step(type(optimizer)):
+    # Whatever else runs with a step does not know that it is left out.
+    if _extends_torchs_step(type(optimizer)) or torch_private.has_step_hooks(optimizer):
         return False
     # Classes that GradScaler gives itself to ask the scaler, and not the attribute.
     if "grad_scaler" in inspect.signature(optimizer.step).parameters:

@@ -78,8 +78,8 @@ def train_step(
     is set. The gradients are those of backward, times `SCALE`, neither clipped nor divided. Random states
     have advanced. This costs one all-reduce of a number over the model's ranks, and a copy of the persistent
     buffers. The device decides where the optimizer takes `found_inf`, as torch's do with `fused=True` once
-    they have states: `optimizer.step()` is called, and changes nothing. For any other optimizer, and in its
-    first step, the host reads one value before it.
+    they have states and no hooks: `optimizer.step()` is called, and changes nothing. For any other optimizer,
+    and in its first step, the host reads one value before it.
 
     Whoever reads a `Step` while the device computes the next one gives that one `after`, the step before: if
     it was not applied, this one is not either, and has `Step.skipped.follows`. So whatever is found one step

@@ -59,6 +59,7 @@ from parallelizer.torch_private.modules import outline_twin as outline_twin
 from parallelizer.torch_private.modules import replace_tensors as replace_tensors
 from parallelizer.torch_private.modules import set_child as set_child
 from parallelizer.torch_private.modules import twin as twin
+from parallelizer.torch_private.optimizers import has_step_hooks as has_step_hooks
 from parallelizer.torch_private.process_groups import LateWork as LateWork
 from parallelizer.torch_private.process_groups import arrived as arrived
 from parallelizer.torch_private.process_groups import exchanged as exchanged

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -283,6 +284,26 @@ def test_an_optimizer_with_a_step_of_its_own_is_not_called_for_a_step_that_is_no
     assert take(BAD).skipped is not None
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_hooks_of_an_optimizer_do_not_run_for_a_step_that_is_not_finite(every: bool, when: str) -> None:
+    _, optimizer, take = normed("AdamW")
+    ran: list[None] = []
+
+    def hook(*_: Any) -> None:
+        ran.append(None)
+
+    name = f"register_optimizer_step_{when}_hook" if every else f"register_step_{when}_hook"
+    handle = getattr(sys.modules[torch.optim.Optimizer.__module__] if every else optimizer, name)(hook)
+    try:
+        assert take(GOOD).skipped is None
+        assert take(BAD).skipped is not None
+    finally:
+        handle.remove()
+    assert len(ran) == 1
+    assert takes_found_inf(optimizer, torch.device("cpu"))
 
 
 def test_a_read_that_was_interrupted_can_be_repeated() -> None:
