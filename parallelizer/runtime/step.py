@@ -83,8 +83,9 @@ def train_step(
 
     Whoever reads a `Step` while the device computes the next one gives that one `after`, the step before: if
     it was not applied, this one is not either, and has `Step.skipped.follows`. So whatever is found one step
-    late, parameters, buffers and the optimizer are as they were before the step that was not finite. `after`
-    goes with `skip_nonfinite`, else ValueError is raised.
+    late, parameters, buffers and the optimizer are as they were before the step that was not finite. A step that
+    was read, and may be left out alone, is not given: every step behind it would be left out too. `after` goes
+    with `skip_nonfinite`, else ValueError is raised.
 
     `words`, whole numbers that ranks tell each other, travel with this all-reduce: `Step.words` has the
     greatest of each over all ranks. It is None without `skip_nonfinite`, and where the model does not have
