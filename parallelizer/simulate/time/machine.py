@@ -34,9 +34,9 @@ class Machine:
     that compute. `kernel_seconds` and `host_seconds` are what an operator takes at least, on the device and on the host;
     `module_seconds` what calling a module takes and `dtensor_seconds` dispatching an operator on DTensors. Beyond the
     collective itself, `unit_seconds` is what one of FSDP's takes, `redistribute_seconds` one that moves a DTensor, and
-    `exchange_seconds` one of an autograd function. `cores` is the number of processors that all ranks share, 0 where each has a
-    device, and `busy` what a processor takes while all of them are at work, by what it takes alone. `flash_2` is the rate of
-    FlashAttention 2 by that of the table's attention.
+    `exchange_seconds` one of an autograd function; `skew_seconds` is the wait for ranks that come late to it. `cores` is the
+    number of processors that all ranks share, 0 where each has a device, and `busy` what a processor takes while all of them are
+    at work, by what it takes alone. `flash_2` is the rate of FlashAttention 2 by that of the table's attention.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Machine:
     unit_seconds: float = 0.0
     redistribute_seconds: float = 0.0
     exchange_seconds: float = 0.0
+    skew_seconds: float = 0.0
     cores: int = 0
     busy: float = 1.0
     assumed: tuple[Diagnostic, ...] = field(default=())
@@ -199,6 +200,7 @@ def this_machine(folder: Path | None = None) -> Machine:
         unit_seconds=rates["unit"],
         redistribute_seconds=rates["redistribute"],
         exchange_seconds=rates["exchange"],
+        skew_seconds=0.0 if found["streams"] else rates["skew"],
         cores=int(found["cores"]),
         busy=float(rates["busy"]),
         assumed=tuple(assumed),

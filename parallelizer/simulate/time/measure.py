@@ -26,7 +26,7 @@ from parallelizer.child.children import Children, in_children
 from parallelizer.simulate.time.wrappers import RATES, gather_function, wrapper_rates
 
 FILE = Path(".parallelizer") / "machine.json"
-FORM = 4
+FORM = 5
 """The form of the file; one of another form is measured again."""
 SIZES = (32, 128, 512, 2048)
 """The grid of products on a CPU; on a GPU, each is eight times as large."""

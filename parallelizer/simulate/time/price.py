@@ -98,7 +98,9 @@ class Prices:
             return 0.0
         moves = entry.axis in ("tp", "tp_outer") and not self.habits.plain
         seconds = machine.redistribute_seconds if moves else machine.exchange_seconds
-        return self.habits.pace * seconds * self.turns(MEASURED)
+        # More ranks than processors wait for each other in any case, as they did when the collective was measured.
+        late = machine.skew_seconds if 1 < entry.ranks <= machine.cores else 0.0
+        return self.habits.pace * (seconds + late) * self.turns(MEASURED)
 
     def _operator(self, operator: Operator) -> float:
         found: float | None = None

@@ -23,12 +23,13 @@ Tensor = torch.Tensor
 Timed = Callable[[Callable[[], object], int], float]
 """Seconds of one call of a function that all ranks call so many times."""
 
-RATES = ("dtensor", "redistribute", "exchange", "unit")
+RATES = ("dtensor", "redistribute", "exchange", "unit", "skew")
 
 
 def wrapper_rates(device: str, timed: Timed) -> dict[str, float]:
     """Seconds of RATES: of dispatching an operator on DTensors; of moving a DTensor, of rows that travel, and of one of FSDP's
-    collectives, each beyond the collective itself.
+    collectives, each beyond the collective itself; and of waiting for a rank that comes late to a collective, because the others
+    took less time for the computation before it.
     """
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     found = (
@@ -36,6 +37,7 @@ def wrapper_rates(device: str, timed: Timed) -> dict[str, float]:
         _redistributing(mesh, device, timed),
         _exchanging(mesh, device, timed),
         _unit(mesh, device, timed),
+        _skew(device, timed),
     )
     return {name: max(0.0, seconds) for name, seconds in zip(RATES, found, strict=True)}
 
@@ -117,6 +119,48 @@ def _unit(mesh: DeviceMesh, device: str, timed: Timed) -> float:
     gather = gather_function()
     # A unit gathers twice and reduces once.
     return (sharded - whole) / (3 * units) - timed(lambda: gather(gathered, part), 20)
+
+
+class _Summed(torch.autograd.Function):
+    """An all-reduce in forward and one in backward, or copies instead of both."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sums: bool) -> Tensor:
+        ctx.sums = sums
+        return _Summed._sum(x, sums)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Summed._sum(grad, ctx.sums), None
+
+    @staticmethod
+    def _sum(x: Tensor, sums: bool) -> Tensor:
+        x = x.clone()
+        if sums:
+            dist.all_reduce(x)
+        return x
+
+
+def _skew(device: str, timed: Timed) -> float:
+    """By layers of a few milliseconds between all-reduces, less all-reduces that follow each other at once."""
+    width, layers = 64, 8
+    model = nn.ModuleList(
+        nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        for _ in range(layers)
+    ).to(device)
+    batch = torch.ones(128, width, device=device)
+
+    def step(sums: bool) -> None:
+        x = batch
+        for layer in model:
+            x = x + _Summed.apply(layer(x), sums)
+        x.sum().backward()
+
+    raw = torch.ones(128 * width, device=device)
+    between = (timed(lambda: step(True), 8) - timed(lambda: step(False), 8)) / (2 * layers)
+    return between - timed(lambda: dist.all_reduce(raw), 32)
 
 
 def gather_function() -> Callable[..., object]:

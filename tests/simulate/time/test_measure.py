@@ -32,6 +32,7 @@ def found(**changes: Any) -> dict[str, Any]:
         "exchange": 6e-5,
         "unit": 1e-4,
         "busy": 1.3,
+        "skew": 3e-4,
     }
     return {
         "name": measure._name(), "form": measure.FORM, "seconds": 20.0, "cores": 4, "streams": False,

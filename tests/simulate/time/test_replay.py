@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallelizer.language.plan import Mesh
 from parallelizer.simulate.record.operators import Issued, Moment, Wait
 from parallelizer.simulate.time.constants import Constants
 from parallelizer.simulate.time.price import Habits, Prices
@@ -185,6 +186,16 @@ def test_asking_for_a_collective_takes_the_host_s_time(
     assert run(line, streams=False, cores=2, **rates).seconds == pytest.approx(free + 2 * seconds, rel=1e-3)
     late = [*line, memory(0, phase)]
     assert run(late, **rates).seconds == pytest.approx(run(late).seconds + seconds, abs=1e-3)
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(2, 0.5), (4, 0.0)])
+def test_ranks_that_have_processors_of_their_own_wait_for_those_that_come_late(
+    ranks: int, late: float
+) -> None:
+    """More ranks than processors wait for each other in any case: what was measured has it."""
+    one = Issued(collective("all_gather", 0, "tp", "forward", ranks=ranks), False, True)
+    two = machine(streams=False, cores=2, skew_seconds=0.5)
+    assert Prices(two, Mesh({"tp": 2}), PLAIN).asking(one) == late
 
 
 @pytest.mark.parametrize(
