@@ -116,8 +116,12 @@ def propose(
     if failure:
         said.append(f"its forward could not be watched ({failure}): nothing but fsdp is proposed")
     context = bool(facts.attentions) and any(v != "positions" for v in batch.values())
-    if not context and not failure:
-        said.append(f"there is no context parallelism: {_no_context(facts)}")
+    labels = {
+        name: str(dim)
+        for name, entry in setup.workload.entries.items()
+        if entry.ignore is not None and (dim := entry.sequence_dim()) is not None
+    }
+    no_context = None if context or failure else _no_context(facts)
     full = Choice(
         units=frozenset(units(facts)),
         context=context,
@@ -131,7 +135,7 @@ def propose(
 
     said += _lists_of_experts(facts)
     trials = Trials(setup, model, deadline, _tell)
-    settled = Retreat(facts, trials, text).settle(full, prove=not arguments.unproven)
+    settled = Retreat(facts, trials, text, labels=labels, no_context=no_context).settle(full, prove=not arguments.unproven)
     said += settled.said
     said += _left(facts, settled.choice)
     if settled.doubt:

@@ -121,14 +121,17 @@ def checks_positions(state: Compilation) -> bool:
 def after_apply(model: nn.Module, program: Program, mesh: DeviceMesh, sequence: CurrentOrder) -> None:
     """Attention and masks that know how the sequence is dealt out, and routers how tokens lie over tp."""
     from parallelizer.hugging_face import balancing, layout, masks
+    from parallelizer.styles.context_parallel.order import Order
+    from parallelizer.styles.context_parallel.sequence import CurrentOrder
 
     balancing.know_places(model, program, mesh)
     layout.switch(model, program)
     made = program.plan.batch.get("position_ids")
+    split = program.mesh.sizes["cp"] > 1 and not layout.splits_inside(program)
     masks.follow(
         model,
-        sequence,
-        mesh.get_local_rank("cp") if program.mesh.sizes["cp"] > 1 else 0,
+        sequence if split else CurrentOrder(Order(1)),  # a model that is given all tokens makes masks of all of them
+        mesh.get_local_rank("cp") if split else 0,
         program.mesh.sizes["tp"],
         positions_made=made is not None and made.make is not None,
     )

@@ -18,10 +18,13 @@ from parallelizer.hugging_face.masks import written_out
 from parallelizer.language.plan import TENSOR_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.styles.application import Application
+    from parallelizer.styles.application import Application, Program
 
 PLAIN = "sdpa"
 """transformers' name for the attention that calls scaled_dot_product_attention."""
+
+TOKENS = ("input_ids", "inputs_embeds")
+"""What a model may be given as its sequence."""
 
 
 def embedding(model: Any) -> str | None:
@@ -42,6 +45,12 @@ def splits_context(applications: Iterable[Application]) -> Application | None:
         if a.slot == "attention" and attention is None:
             attention = a
     return attention
+
+
+def splits_inside(program: Program) -> bool:
+    """Whether every rank of cp is given all tokens, and rules split the sequence inside the model."""
+    split = (program.plan.batch[name].dim is not None for name in TOKENS if name in program.plan.batch)
+    return any(a.slot == "io" and "cp" in a.axes for a in program) and not any(split)
 
 
 def splits_stream(applications: Iterable[Application], path: str | None) -> Application | None:

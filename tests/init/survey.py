@@ -146,7 +146,7 @@ def share(name: str, text: str) -> float:
 
 def _axes(text: str) -> set[str]:
     """The model axes that a plan stands on."""
-    words = {"tp": ("colwise", "rowwise"), "cp": ("context-parallel",), "pp": ("stage",)}
+    words = {"tp": ("colwise", "rowwise"), "cp": ("context-parallel", "axis: cp"), "pp": ("stage",)}
     return {axis for axis, styles in words.items() if any(style in text for style in styles)}
 
 

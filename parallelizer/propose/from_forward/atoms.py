@@ -45,7 +45,8 @@ class Atom:
     """A factor of a dimension, or a piece cut from one.
 
     `origin` says in words what it comes from, `refused` why it cannot be split, `where` the module in which that was seen.
-    `children` are its factors, `cuts` the pieces by (start, stop).
+    `children` are its factors, `cuts` the pieces by (start, stop). `needed` are, of the sequence, all modules in which that
+    was seen.
     """
 
     size: int
@@ -57,6 +58,7 @@ class Atom:
     cuts: dict[tuple[int, int], Atom] = field(default_factory=dict)
     same: Atom | None = None
     bond: Bond = field(default_factory=lambda: Bond())
+    needed: set[str] = field(default_factory=set)
     number: int = field(default_factory=_numbers.__next__)
 
     def root(self) -> Atom:
@@ -84,6 +86,8 @@ class Atom:
         atom = self.root()
         if atom.refused is None:
             atom.refused, atom.where = reason, where
+        if atom.kind == SEQUENCE:
+            atom.needed.add(where)
         for inner in (*(atom.children or ()), *atom.cuts.values()):
             inner.refuse(reason, where)
 

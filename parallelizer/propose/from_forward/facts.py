@@ -68,7 +68,8 @@ class Table:
 @dataclass(frozen=True)
 class CalledModule:
     """A module that was called: the first tensor that it takes, if that is of three dimensions, whether it has parameters of
-    its own and in it, whether tokens meet each other in it, and in which modules operators read what it hands on.
+    its own and in it, whether tokens meet each other in it, and in which modules operators read what it hands on. `rows` are the
+    arguments that have the tokens of the block around it, each along dimension 1, if what it hands on has them so too.
     """
 
     path: str
@@ -77,6 +78,7 @@ class CalledModule:
     inner: bool
     mixes: bool
     read_in: frozenset[str] = frozenset()
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Facts:
     `tied` that a head is an embedding's table, `computed_with` are the heads whose whole rows the forward itself needs, as for
     a loss that it computes. `experts` are the modules that compute tokens with some of their experts, with the style for each,
     `written_out` the line of code with the first attention that is written out. `biases` are other names of a head's bias.
+    `mixing` are the modules whose own code lets tokens meet in attention, `needing` those in which another operator needs all of
+    the sequence.
     """
 
     regions: tuple[SplitRegion, ...] = ()
@@ -101,3 +105,5 @@ class Facts:
     experts: Mapping[str, str] = field(default_factory=dict)
     written_out: str = ""
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mixing: tuple[str, ...] = ()
+    needing: tuple[str, ...] = ()

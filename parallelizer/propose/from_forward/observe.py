@@ -360,6 +360,7 @@ class _Watcher:
             self.seen.weighed += [atom for dim in self.dims(args[0]) for atom in leaves(dim)]
             if args[0].ndim > 2 and args[0].shape[-1] == args[0].shape[-2]:
                 self.seen.written_out = self.seen.written_out or _line(quoted=True)
+                self.seen.mixing.add(self.where)
         given = [t for t in tree_leaves((list(args), kwargs)) if isinstance(t, torch.Tensor)]
         if given and isinstance(result, torch.Tensor):
             if all(self._parameter(t) for t in given):

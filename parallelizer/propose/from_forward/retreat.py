@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from parallelizer.child.in_time import NotInTime
 from parallelizer.propose.from_forward import counted
 from parallelizer.propose.from_forward.facts import Facts
+from parallelizer.propose.from_forward.gathered import ALL, ATTENTION, gathered
 from parallelizer.propose.from_forward.rules import Choice, ends, key, may_shard_logits, units
 from parallelizer.propose.from_forward.trial import Trials, meshed
 from parallelizer.propose.globs import pattern
@@ -32,14 +33,28 @@ class Settled:
 class Retreat:
     """Finds the most of a proposal that passes on small meshes."""
 
-    def __init__(self, facts: Facts, trials: Trials, text: Text) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        trials: Trials,
+        text: Text,
+        *,
+        labels: Mapping[str, str] | None = None,
+        no_context: str | None = None,
+    ) -> None:
+        """`labels` are the entries of the batch that only the loss takes, with their buffers; `no_context` says why the
+        batch cannot be split over cp.
+        """
         self.facts, self.trials, self.text = facts, trials, text
+        self.labels, self.no_context = labels or {}, no_context
+        self.full_batch: Mapping[str, str] = {}
         self.all = units(facts)
         self.best: Choice | None = None  # the most that has validated so far
 
     def settle(self, full: Choice, *, prove: bool) -> Settled:
         """Try the whole, then less: first whether it validates, then, if `prove`, whether it is proven equal."""
         said: list[str] = []
+        self.full_batch = full.batch
         try:
             choice = self._passing(full, said, proven=False)
         except NotInTime:
@@ -66,13 +81,14 @@ class Retreat:
                         choice, doubt = whole, without
             except NotInTime:
                 doubt = "the time limit was reached before the proof: `verify` proves it, and `--seconds` gives more time"
+        self._say_context(choice, said)
         return Settled(choice, tuple(dict.fromkeys(said)), doubt)
 
     def _drawing_apart(self, choice: Choice, said: list[str]) -> Choice:
         """With random numbers of each rank's own where dropout would repeat from part to part."""
         if not choice.units:
             return choice
-        if not choice.context:  # what context parallelism was taken out of has not been followed as it is now
+        if not (choice.context or choice.gathered):  # what context parallelism was taken out of has not been followed as it is now
             with contextlib.suppress(NotInTime):
                 self.trials.refusal(self.text(choice), TP)
         modules = frozenset(self.trials.drawn(self.text(choice)))
@@ -80,7 +96,7 @@ class Retreat:
             return choice
         more = dataclasses.replace(choice, random=modules)
         try:
-            reason = self.trials.refusal(self.text(more), BOTH if choice.context else TP)
+            reason = self.trials.refusal(self.text(more), BOTH if choice.context or choice.gathered else TP)
         except NotInTime:
             reason = "the time limit was reached"
         if reason is None:
@@ -125,7 +141,7 @@ class Retreat:
         """What of the whole proposal is not in a choice."""
         missing = [self._called(unit) for unit in self.all if unit in full.units - choice.units]
         missing += ["a split stream"] * (full.is_sharded and not choice.is_sharded and bool(choice.units))
-        missing += ["context parallelism"] * (full.context and not choice.context)
+        missing += ["context parallelism"] * (full.context and not (choice.context or choice.gathered))
         return ", ".join(missing) or "a part of it"
 
     def _validated(self, choice: Choice, mesh: Mapping[str, int], proven: bool) -> str | None:
@@ -138,7 +154,7 @@ class Retreat:
 
     def _passing(self, full: Choice, said: list[str], *, proven: bool) -> Choice:
         """The most that passes; where everything does on both axes at once, each alone is not asked for."""
-        if full.units and full.context and self._validated(full, BOTH, proven) is None:
+        if full.units and (full.context or full.gathered) and self._validated(full, BOTH, proven) is None:
             return full
         choice = self._tensor(full, said, proven=proven)
         return self._context(choice, said, proven=proven)
@@ -220,17 +236,59 @@ class Retreat:
             said.append(f"the stream is not split over tp (no sequence parallelism): {first}")
 
     def _context(self, choice: Choice, said: list[str], *, proven: bool) -> Choice:
-        if not choice.context:
+        """With the sequence split over cp: in the batch, or else inside the model, if that passes."""
+        if choice.context or choice.gathered:
+            reason = self._over_cp(choice, proven)
+            if reason is None:
+                return choice
+            if choice.context:
+                self.no_context = reason
+        elif proven:  # it was tried before
             return choice
+        for form in self._inside(choice):
+            if self._over_cp(form, proven) is None:
+                if choice.units and choice.is_sharded:
+                    said.append(
+                        "the stream is not split over tp (no sequence parallelism): it is split over cp inside the model"
+                    )
+                return form
+        # Positions that the batch brings are of use to a stream that is split over tp too.
+        batch = self.full_batch if "positions" in self.full_batch.values() else {}
+        return dataclasses.replace(choice, context=False, gathered="", batch=batch, buffers={})
+
+    def _over_cp(self, choice: Choice, proven: bool) -> str | None:
         reason = self.trials.refusal(self.text(choice), CP, proven=proven)
         if reason is None and choice.units:
             reason = self.trials.refusal(self.text(choice), BOTH, proven=proven)
-        if reason is None:
-            return choice
-        said.append(f"there is no context parallelism: {reason}")
-        # Positions that the batch brings are of use to a stream that is split over tp too.
-        batch = choice.batch if "positions" in choice.batch.values() else {}
-        return dataclasses.replace(choice, context=False, batch=batch, buffers={})
+        return reason
+
+    def _inside(self, choice: Choice) -> Iterator[Choice]:
+        """The choice with a sequence that is split inside the model; those that give less modules the whole of it come first."""
+        if self.no_context is None:
+            return
+        tried = {choice.gathered}
+        for what in (ATTENTION, ALL):
+            found = gathered(self.facts, what)
+            if found is None or what in tried:
+                continue
+            batch = self.labels if found.heads else {}
+            yield dataclasses.replace(
+                choice, context=False, gathered=what, stream="replicate", batch=batch, buffers={}, random=frozenset()
+            )
+
+    def _say_context(self, choice: Choice, said: list[str]) -> None:
+        """How the sequence is split over cp, if not by the batch."""
+        if choice.context or self.no_context is None:
+            return
+        found = gathered(self.facts, choice.gathered) if choice.gathered else None
+        if found is None:
+            said.append(f"there is no context parallelism: {self.no_context}")
+            return
+        where = ", ".join(dict.fromkeys(map(pattern, found.mixers)))
+        said.append(
+            f"over cp every rank computes {where} with the whole sequence, which is gathered there, and splits the rest of the "
+            f"blocks: {self.no_context}"
+        )
 
     def _tp(self, choice: Choice, proven: bool) -> str | None:
         return self._validated(choice, TP, proven)

@@ -39,6 +39,8 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         experts(model, seen),
         seen.written_out,
         biases,
+        tuple(sorted(map(str, seen.mixing))),
+        finder.needing(),
     )
 
 
@@ -550,7 +552,40 @@ class _RoleFinder:
             any(True for _ in module.parameters()),
             any(_is_inside(m, passage.module) for m in self.seen.mixing),
             frozenset(m for result in passage.results for m in self.seen.read_in.get(result, ())),
+            self._rows(passage),
         )
+
+    def _rows(self, passage: SeenCall) -> tuple[str, ...]:
+        """The arguments that have a block's tokens along dimension 1, none where what is handed on has other rows."""
+        around = [
+            call
+            for call in self.seen.calls
+            if call.module in self.blocks and call.begun <= passage.begun and passage.ended <= call.ended
+        ]
+        if not around or not passage.results:
+            return ()
+        block = around[0]
+        shapes, floats = self.seen.shapes, set(block.floats)
+        stream = next((n for n, t in block.given.items() if n in floats and len(shapes[t]) == 3), None)
+        handed_on = shapes.get(passage.results[0], ())
+        if stream is None or len(handed_on) != 3 or handed_on[:2] != shapes[block.given[stream]][:2]:
+            return ()
+        if passage is block:
+            return (stream,)
+        # What a block is given beside its stream, such as an encoder's output, is whole.
+        whole = {t for n, t in block.given.items() if n != stream} - {block.given[stream]}
+        return tuple(
+            n
+            for n in passage.floats
+            if len(shape := shapes[passage.given[n]]) == 3
+            and shape[:2] == handed_on[:2]
+            and passage.given[n] not in whole
+        )
+
+    def needing(self) -> tuple[str, ...]:
+        """The modules in which an operator needs a dimension of the sequence whole."""
+        atoms = (a for dims in self.seen.dims.values() for dim in dims for a in (*dim, *leaves(dim)))
+        return tuple(sorted({str(place) for atom in atoms for place in atom.needed}))
 
     def left(self, regions: Sequence[SplitRegion]) -> dict[str, str]:
         """Why linears are in no region."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion
+from parallelizer.propose.from_forward.gathered import gathered
 from parallelizer.propose.globs import pattern
 
 SMALL_TABLE = 16
@@ -25,6 +26,7 @@ class ProposedRule:
 class Choice:
     """What of a proposal stands. `stream` is how the residual stream lies over tp, `units` what is split over tp, by key,
     `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided,
+    `gathered` what is given the whole of a sequence that is split inside the model, as in `gathered.py`,
     `sharded_logits` whether the loss is given the head's output as it lies, `random` the modules that draw random numbers of
     each rank's own, `experts` says whether experts are shared out on meshes with ep, `apart` whether the embedding and the head
     are fsdp units of their own.
@@ -33,6 +35,7 @@ class Choice:
     units: frozenset[str] = frozenset()
     stream: str = "shard(1)"
     context: bool = True
+    gathered: str = ""
     divided: bool = True
     sharded_logits: bool = True
     experts: bool = True
@@ -84,7 +87,9 @@ def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
         ProposedRule((path,), (style,), "on meshes with ep, each rank has some experts")
         for path, style in facts.experts.items()
     ]
-    model = [*tensor, *(context if choice.context else ()), *(shared if choice.experts else ())]
+    split = gathered(facts, choice.gathered) if choice.gathered else None
+    inside = [ProposedRule(modules, (style,), comment) for modules, style, comment in (split.rules if split else ())]
+    model = [*tensor, *inside, *(context if choice.context else ()), *(shared if choice.experts else ())]
     model += ends(facts) if choice.apart else ()
     styled = {module for line in model for module in line.modules}
     blocks = ProposedRule(facts.blocks, ("fsdp", "stage"), "one block at a time")
