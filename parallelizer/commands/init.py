@@ -135,7 +135,9 @@ def propose(
 
     said += _lists_of_experts(facts)
     trials = Trials(setup, model, deadline, _tell)
-    settled = Retreat(facts, trials, text, labels=labels, no_context=no_context).settle(full, prove=not arguments.unproven)
+    settled = Retreat(facts, trials, text, labels=labels, no_context=no_context).settle(
+        full, prove=not arguments.unproven
+    )
     said += settled.said
     said += _left(facts, settled.choice)
     if settled.doubt:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from parallelizer.child.in_time import NotInTime
 from parallelizer.propose.from_forward import counted
 from parallelizer.propose.from_forward.facts import Facts
-from parallelizer.propose.from_forward.gathered import ALL, ATTENTION, gathered
+from parallelizer.propose.from_forward.gathered import FORMS, gathered
 from parallelizer.propose.from_forward.rules import Choice, ends, key, may_shard_logits, units
 from parallelizer.propose.from_forward.trial import Trials, meshed
 from parallelizer.propose.globs import pattern
@@ -47,6 +47,8 @@ class Retreat:
         """
         self.facts, self.trials, self.text = facts, trials, text
         self.labels, self.no_context = labels or {}, no_context
+        self.no_inside, self.prove = "", False
+        self.before: Choice | None = None  # what stood before the sequence was split inside the model
         self.full_batch: Mapping[str, str] = {}
         self.all = units(facts)
         self.best: Choice | None = None  # the most that has validated so far
@@ -54,7 +56,7 @@ class Retreat:
     def settle(self, full: Choice, *, prove: bool) -> Settled:
         """Try the whole, then less: first whether it validates, then, if `prove`, whether it is proven equal."""
         said: list[str] = []
-        self.full_batch = full.batch
+        self.full_batch, self.prove = full.batch, prove
         try:
             choice = self._passing(full, said, proven=False)
         except NotInTime:
@@ -88,7 +90,9 @@ class Retreat:
         """With random numbers of each rank's own where dropout would repeat from part to part."""
         if not choice.units:
             return choice
-        if not (choice.context or choice.gathered):  # what context parallelism was taken out of has not been followed as it is now
+        if not (
+            choice.context or choice.gathered
+        ):  # what context parallelism was taken out of has not been followed as it is now
             with contextlib.suppress(NotInTime):
                 self.trials.refusal(self.text(choice), TP)
         modules = frozenset(self.trials.drawn(self.text(choice)))
@@ -246,12 +250,12 @@ class Retreat:
         elif proven:  # it was tried before
             return choice
         for form in self._inside(choice):
-            if self._over_cp(form, proven) is None:
-                if choice.units and choice.is_sharded:
-                    said.append(
-                        "the stream is not split over tp (no sequence parallelism): it is split over cp inside the model"
-                    )
+            refused = self._over_cp(form, proven)
+            self.no_inside = refused or ""
+            if refused is None:
                 return form
+        if choice.gathered and self.before is not None and self.before.is_sharded:
+            choice = self._tensor(self.before, said, proven=proven)
         # Positions that the batch brings are of use to a stream that is split over tp too.
         batch = self.full_batch if "positions" in self.full_batch.values() else {}
         return dataclasses.replace(choice, context=False, gathered="", batch=batch, buffers={})
@@ -266,14 +270,22 @@ class Retreat:
         """The choice with a sequence that is split inside the model; those that give less modules the whole of it come first."""
         if self.no_context is None:
             return
-        tried = {choice.gathered}
-        for what in (ATTENTION, ALL):
+        if not choice.gathered:
+            self.before = choice
+        for what in FORMS:
             found = gathered(self.facts, what)
-            if found is None or what in tried:
+            # Validation does not see positions that attention itself counts: calls of attention need a proof.
+            if found is None or what == choice.gathered or (found.exact and not self.prove):
                 continue
             batch = self.labels if found.heads else {}
             yield dataclasses.replace(
-                choice, context=False, gathered=what, stream="replicate", batch=batch, buffers={}, random=frozenset()
+                choice,
+                context=False,
+                gathered=what,
+                stream="replicate",
+                batch=batch,
+                buffers={},
+                random=frozenset(),
             )
 
     def _say_context(self, choice: Choice, said: list[str]) -> None:
@@ -281,8 +293,16 @@ class Retreat:
         if choice.context or self.no_context is None:
             return
         found = gathered(self.facts, choice.gathered) if choice.gathered else None
+        if found is not None and choice.units and self.before is not None and self.before.is_sharded:
+            said.append(
+                "the stream is not split over tp (no sequence parallelism): over cp it is split inside the model"
+            )
         if found is None:
-            said.append(f"there is no context parallelism: {self.no_context}")
+            inside = f"; nor split inside the model: {self.no_inside}" if self.no_inside else ""
+            said.append(f"there is no context parallelism: {self.no_context}{inside}")
+            return
+        if not found.mixers:
+            said.append(f"over cp the sequence is split between blocks, not in the batch: {self.no_context}")
             return
         where = ", ".join(dict.fromkeys(map(pattern, found.mixers)))
         said.append(

@@ -88,7 +88,9 @@ def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
         for path, style in facts.experts.items()
     ]
     split = gathered(facts, choice.gathered) if choice.gathered else None
-    inside = [ProposedRule(modules, (style,), comment) for modules, style, comment in (split.rules if split else ())]
+    inside = [
+        ProposedRule(modules, (style,), comment) for modules, style, comment in (split.rules if split else ())
+    ]
     model = [*tensor, *inside, *(context if choice.context else ()), *(shared if choice.experts else ())]
     model += ends(facts) if choice.apart else ()
     styled = {module for line in model for module in line.modules}

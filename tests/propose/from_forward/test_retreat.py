@@ -68,14 +68,43 @@ def test_one_thing_that_is_refused_is_left_whole_and_the_others_are_split() -> N
 
 
 def test_context_parallelism_that_is_refused_is_left_out_with_its_buffers() -> None:
-    choice, said, text = settled(Judge("context-parallel", "cp"))
-    assert not choice.context
+    choice, said, text = settled(Judge("rules", "cp"))
+    assert not choice.context and not choice.gathered
+    assert choice.is_sharded
     assert "buffers" not in text
-    assert said == ("there is no context parallelism: no context-parallel here",)
+    assert said == (
+        "there is no context parallelism: no rules here; nor split inside the model: no rules here",
+    )
+
+
+def test_a_batch_that_cannot_be_split_is_split_inside_the_model() -> None:
+    choice, said, text = settled(Judge("input_ids: 1", "cp"))
+    assert choice.gathered == "attention" and not choice.is_sharded
+    assert "axis: cp" in text and "input_ids" not in text
+    assert said == (
+        "the stream is not split over tp (no sequence parallelism): over cp it is split inside the model",
+        "over cp every rank computes stack.*.core with the whole sequence, which is gathered there, and splits the rest of the "
+        "blocks: no input_ids: 1 here",
+    )
+
+
+def test_calls_of_attention_stay_exact_inside_the_model_if_that_is_proven() -> None:
+    choice, said, text = settled(Judge("input_ids: 1", "cp"), prove=True)
+    assert choice.gathered == "exact" and "context-parallel" in text
+    assert said[-1].startswith("over cp the sequence is split between blocks, not in the batch: ")
+    gathers, _, _ = settled(Judge("context-parallel", "cp", when_proven=True), prove=True)
+    assert gathers.gathered == "attention"
+
+
+def test_a_split_inside_the_model_that_is_not_proven_is_taken_back_and_the_stream_is_split_again() -> None:
+    choice, said, text = settled(Judge("rules", "cp", when_proven=True), prove=True)
+    assert (choice.context, choice.gathered, choice.stream) == (False, "", "shard(1)")
+    assert "axis: cp" not in text
+    assert len(said) == 1 and said[0].startswith("there is no context parallelism: ")
 
 
 def test_positions_that_a_split_stream_needs_stay_without_context_parallelism() -> None:
-    choice, _, text = settled(Judge("context-parallel", "cp"), where="positions")
+    choice, _, text = settled(Judge("rules", "cp"), where="positions")
     assert choice.is_sharded
     assert "where: positions" in text
 
