@@ -301,13 +301,16 @@ class Retreat:
             inside = f"; nor split inside the model: {self.no_inside}" if self.no_inside else ""
             said.append(f"there is no context parallelism: {self.no_context}{inside}")
             return
+        logits = "" if found.heads or not any(self.facts.heads.values()) else ", and all logits"
         if not found.mixers:
-            said.append(f"over cp the sequence is split between blocks, not in the batch: {self.no_context}")
+            said.append(
+                f"over cp the sequence is split between blocks, and every rank has the whole batch{logits}: {self.no_context}"
+            )
             return
         where = ", ".join(dict.fromkeys(map(pattern, found.mixers)))
         said.append(
-            f"over cp every rank computes {where} with the whole sequence, which is gathered there, and splits the rest of the "
-            f"blocks: {self.no_context}"
+            f"over cp every rank computes {where} with the whole sequence, which is gathered there{logits}, and splits the rest of "
+            f"the blocks: {self.no_context}"
         )
 
     def _tp(self, choice: Choice, proven: bool) -> str | None:

@@ -91,7 +91,9 @@ def test_a_batch_that_cannot_be_split_is_split_inside_the_model() -> None:
 def test_calls_of_attention_stay_exact_inside_the_model_if_that_is_proven() -> None:
     choice, said, text = settled(Judge("input_ids: 1", "cp"), prove=True)
     assert choice.gathered == "exact" and "context-parallel" in text
-    assert said[-1].startswith("over cp the sequence is split between blocks, not in the batch: ")
+    assert said[-1].startswith(
+        "over cp the sequence is split between blocks, and every rank has the whole batch: "
+    )
     gathers, _, _ = settled(Judge("context-parallel", "cp", when_proven=True), prove=True)
     assert gathers.gathered == "attention"
 
