@@ -309,8 +309,8 @@ class Retreat:
             return
         where = ", ".join(dict.fromkeys(map(pattern, found.mixers)))
         said.append(
-            f"over cp every rank computes {where} with the whole sequence, which is gathered there{logits}, and splits the rest of "
-            f"the blocks: {self.no_context}"
+            f"over cp every rank computes {where} with the whole sequence, which is gathered there{logits}, and splits the "
+            f"rest of the blocks: {self.no_context}"
         )
 
     def _tp(self, choice: Choice, proven: bool) -> str | None:
