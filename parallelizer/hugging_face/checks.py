@@ -62,7 +62,9 @@ def _implementation(
         seen = "a rank's part of the stream, which the embedding hands on split over tp"
     help_text = 'call `model.set_attn_implementation("sdpa")` first, or leave out model.attention'
     if not settable:
-        help_text = "take a mesh with cp=1" if context is not None else "write `layouts: {stream: replicate}`"
+        help_text = "write `layouts: {stream: replicate}`"
+        if context is not None:
+            help_text = "take a mesh with cp=1, or split the sequence inside the model, as `init` proposes it"
     elif layout.needs_ours(model) or not layout.supports_plain(model):
         help_text = (
             "call `parallelizer.hugging_face.register()` and `model.set_attn_implementation("

@@ -69,7 +69,10 @@ class Retreat:
         doubt = None
         if prove:
             try:
+                before = choice
                 choice = self._passing(choice, said, proven=True)
+                if choice.gathered != before.gathered and not choice.random:
+                    choice = self._drawing_apart(choice, said)
                 doubt = self._doubt(choice)
                 if doubt and ends(self.facts) and not self.trials.unproven:
                     inside = dataclasses.replace(choice, apart=False)
@@ -285,7 +288,7 @@ class Retreat:
                 stream="replicate",
                 batch=batch,
                 buffers={},
-                random=frozenset(),
+                random=frozenset() if choice.is_sharded else choice.random,
             )
 
     def _say_context(self, choice: Choice, said: list[str]) -> None:

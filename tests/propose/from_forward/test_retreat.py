@@ -98,6 +98,18 @@ def test_calls_of_attention_stay_exact_inside_the_model_if_that_is_proven() -> N
     assert gathers.gathered == "attention"
 
 
+class Drawing(Judge):
+    """Dropout that is the same on every rank, as long as the plan does not say otherwise."""
+
+    def drawn(self, text: str) -> tuple[str, ...]:
+        return () if "local-random" in text else ("stack.0.core",)
+
+
+def test_modules_draw_numbers_of_their_own_also_where_only_a_proof_splits_inside_the_model() -> None:
+    choice, _, text = settled(Drawing("input_ids: 1", "cp", when_proven=True), prove=True)
+    assert choice.gathered and choice.random == {"stack.0.core"} and "local-random" in text
+
+
 def test_a_split_inside_the_model_that_is_not_proven_is_taken_back_and_the_stream_is_split_again() -> None:
     choice, said, text = settled(Judge("rules", "cp", when_proven=True), prove=True)
     assert (choice.context, choice.gathered, choice.stream) == (False, "", "shard(1)")
