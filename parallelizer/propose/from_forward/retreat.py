@@ -48,6 +48,7 @@ class Retreat:
         self.facts, self.trials, self.text = facts, trials, text
         self.labels, self.no_context = labels or {}, no_context
         self.no_inside, self.prove = "", False
+        self.compared: dict[tuple[str, int, bool], str | None] = {}
         self.before: Choice | None = None  # what stood before the sequence was split inside the model
         self.full_batch: Mapping[str, str] = {}
         self.all = units(facts)
@@ -161,7 +162,7 @@ class Retreat:
 
     def _passing(self, full: Choice, said: list[str], *, proven: bool) -> Choice:
         """The most that passes; where everything does on both axes at once, each alone is not asked for."""
-        if full.units and (full.context or full.gathered) and self._validated(full, BOTH, proven) is None:
+        if full.units and (full.context or full.gathered) and self._compared(full, BOTH, proven) is None:
             return full
         choice = self._tensor(full, said, proven=proven)
         return self._context(choice, said, proven=proven)
@@ -264,10 +265,23 @@ class Retreat:
         return dataclasses.replace(choice, context=False, gathered="", batch=batch, buffers={})
 
     def _over_cp(self, choice: Choice, proven: bool) -> str | None:
-        reason = self.trials.refusal(self.text(choice), CP, proven=proven)
+        reason = self._compared(choice, CP, proven)
         if reason is None and choice.units:
-            reason = self.trials.refusal(self.text(choice), BOTH, proven=proven)
+            reason = self._compared(choice, BOTH, proven)
         return reason
+
+    def _compared(self, choice: Choice, mesh: Mapping[str, int], proven: bool) -> str | None:
+        """As `_validated`; a split inside the model with which the model itself cannot be compared, and without which it can, is
+        refused: what else there is stays proven.
+        """
+        key = (self.text(choice), len(mesh), proven)
+        if key not in self.compared:
+            before = self.trials.unproven
+            reason = self._validated(choice, mesh, proven)
+            if choice.gathered and reason is None and before is None and self.trials.unproven:
+                reason, self.trials.unproven = self.trials.unproven, None
+            self.compared[key] = reason
+        return self.compared[key]
 
     def _inside(self, choice: Choice) -> Iterator[Choice]:
         """The choice with a sequence that is split inside the model; those that give less modules the whole of it come first."""

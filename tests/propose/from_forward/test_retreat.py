@@ -110,6 +110,24 @@ def test_modules_draw_numbers_of_their_own_also_where_only_a_proof_splits_inside
     assert choice.gathered and choice.random == {"stack.0.core"} and "local-random" in text
 
 
+class Uncompared(Judge):
+    """Its unsharded run on the batch of a mesh with cp says nothing."""
+
+    def refusal(self, text: str, mesh: Mapping[str, int], *, proven: bool = False) -> str | None:
+        if proven and "cp" in mesh:
+            self.unproven = "it does not repeat"
+        return super().refusal(text, mesh, proven=proven)
+
+
+def test_a_split_inside_the_model_that_cannot_be_compared_does_not_cost_the_rest_its_proof() -> None:
+    facts = found(models.Qwen)
+    trials: Any = Uncompared("input_ids: 1", "cp")
+    full = Choice(frozenset(units(facts)), batch={"input_ids": "1"})
+    settled = Retreat(facts, trials, lambda c: write_plan(facts, c, "")).settle(full, prove=True)
+    assert settled.doubt is None and not settled.choice.gathered and settled.choice.is_sharded
+    assert settled.said[-1].endswith("nor split inside the model: it does not repeat")
+
+
 def test_a_split_inside_the_model_that_is_not_proven_is_taken_back_and_the_stream_is_split_again() -> None:
     choice, said, text = settled(Judge("rules", "cp", when_proven=True), prove=True)
     assert (choice.context, choice.gathered, choice.stream) == (False, "", "shard(1)")
