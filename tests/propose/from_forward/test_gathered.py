@@ -16,6 +16,7 @@ from parallelizer.propose.from_forward.rules import Choice, units
 from parallelizer.propose.from_forward.trial import Trials
 from parallelizer.propose.from_forward.write_plan import write_plan
 from tests.init import models
+from tests.init.architectures import overrides
 from tests.propose.from_forward.test_as_written import _of
 from tests.propose.from_forward.test_roles import found
 
@@ -118,30 +119,24 @@ def test_calls_of_attention_are_exact_where_there_is_one_stream() -> None:
     assert rules(Stack, EXACT) is None  # its attention is written out
 
 
-GPTJ = (
-    "model.config={model_type: gptj, vocab_size: 256, n_embd: 32, n_layer: 2, n_head: 4, n_positions: 256, rotary_dim: 4, "
-    "resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0, bos_token_id: 0, eos_token_id: 0}"
-)
-
-
-def settle(overrides: list[str], folder: Path) -> tuple[str, tuple[str, ...], Trials]:
+def settle(given: list[str], folder: Path, prove: bool = False) -> tuple[str, tuple[str, ...], Trials]:
     from parallelizer.propose.from_forward.observe import watch
     from parallelizer.propose.from_forward.roles import roles
 
-    setup = _of([*overrides, "train.batch_size=8", "train.seq_len=64"], folder)
+    setup = _of(given, folder)
     facts = roles(model := setup.build_model(), watch(setup.build_model(), setup.workload))
     trials = Trials(setup, model)
     retreat = Retreat(
         facts, trials, lambda c: write_plan(facts, c, ""), labels={"labels": "1"}, no_context="no reason"
     )
-    settled = retreat.settle(Choice(frozenset(units(facts)), context=False), prove=False)
+    settled = retreat.settle(Choice(frozenset(units(facts)), context=False), prove=prove)
     return write_plan(facts, settled.choice, "", settled.said), settled.said, trials
 
 
 @pytest.mark.ranks
 def test_a_transformers_model_with_attention_of_its_own_is_proven_over_cp(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="models of transformers are an optional extra")
-    text, said, trials = settle(["model=hf", GPTJ], tmp_path)
+    text, said, trials = settle(overrides("gptj"), tmp_path)
     assert any("every rank computes transformer.h.*.attn with the whole sequence" in s for s in said)
     assert "every rank" in text.partition("version:")[0] and "labels: 1" in text
     assert trials.refusal(text, {"cp": 2}, proven=True) is None
@@ -152,3 +147,26 @@ def test_a_transformers_model_with_attention_of_its_own_is_proven_over_cp(tmp_pa
     assert trials.refusal(blind, {"cp": 2}, proven=True) is not None
     # Labels of all tokens do not fit the logits of a rank's.
     assert trials.refusal(text.partition("buffers:")[0], {"cp": 2}, proven=True) is not None
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "gathers"),
+    [
+        (
+            "bart",
+            "model.decoder.layers.*.encoder_attn",
+        ),  # its decoder sees what the encoder has made of all tokens
+        ("lfm2", "model.layers.*.conv"),
+        ("vit", ""),  # exact attention to patches, whose number does not divide
+    ],
+)
+def test_other_kinds_of_models_are_proven_over_cp(name: str, gathers: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="models of transformers are an optional extra")
+    text, said, trials = settle(overrides(name), tmp_path, prove=True)
+    assert trials.unproven is None
+    assert any(s.startswith("over cp ") and gathers in s for s in said)
+    assert ("context-parallel" in text) == (name == "vit")
+    for mesh in ({"cp": 2}, {"cp": 2, "tp": 2}):
+        assert trials.refusal(text, mesh, proven=True) is None
