@@ -69,6 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--output", type=Path, default=Path("gpu"), metavar="DIR", help="folder of the tables and logs"
     )
     said = parser.parse_args(words)
+    # So that the cases that run are ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     # Times on a CPU say nothing of a GPU's: there two cases may run side by side.
     jobs = said.jobs or (2 if said.device == "cpu" else 1)

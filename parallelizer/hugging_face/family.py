@@ -127,12 +127,11 @@ def after_apply(model: nn.Module, program: Program, mesh: DeviceMesh, sequence: 
     balancing.know_places(model, program, mesh)
     layout.switch(model, program)
     made = program.plan.batch.get("position_ids")
+    # A model that is given all tokens makes masks of all of them.
     split = program.mesh.sizes["cp"] > 1 and not layout.splits_inside(program)
     masks.follow(
         model,
-        sequence
-        if split
-        else CurrentOrder(Order(1)),  # a model that is given all tokens makes masks of all of them
+        sequence if split else CurrentOrder(Order(1)),
         mesh.get_local_rank("cp") if split else 0,
         program.mesh.sizes["tp"],
         positions_made=made is not None and made.make is not None,

@@ -166,7 +166,8 @@ def _listening(device: Device) -> Iterator[Path | None]:
     if device != "cuda":
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="parallelizer-") as private, records.variables_kept():
+    folder = tempfile.TemporaryDirectory(prefix="parallelizer-")
+    with folder as private, environment({}, changed=records.VARIABLES):
         records.listen_in(Path(private))
         yield Path(private)
 

@@ -13,7 +13,7 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -197,9 +197,9 @@ def enter_group(
 
 
 @contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Some environment variables, as they were again afterwards."""
-    before = {name: os.environ.get(name) for name in variables}
+def environment(variables: Mapping[str, str], changed: Iterable[str] = ()) -> Iterator[None]:
+    """Some environment variables. They, and those that are `changed` meanwhile, are as they were again afterwards."""
+    before = {name: os.environ.get(name) for name in (*variables, *changed)}
     os.environ.update(variables)
     try:
         yield

@@ -9,8 +9,8 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ _PLACE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 """The path of a pipe, without the rank and `.pipe` at its end. A rank of NCCL that reads something there writes its record."""
+
+VARIABLES = (_PIPE, *_PLACE)
+"""Those that `listen_in` and `write_to` set."""
 
 _NAMES = {
     "allreduce": "all-reduce",
@@ -106,20 +109,6 @@ def write_to(folder: Path) -> None:
             os.environ[name] = prefix(folder)
 
 
-@contextmanager
-def variables_kept() -> Iterator[None]:
-    """Afterwards the variables that `listen_in` and `write_to` set are as they were before."""
-    before = {name: os.environ.get(name) for name in (_PIPE, *_PLACE)}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def place() -> str | None:
     """The path of this rank's record without the rank at its end; None where neither the user nor `write_to` has named one."""
     return next((os.environ[name] for name in _PLACE if name in os.environ), None)
@@ -166,9 +155,8 @@ def read_all(
                     records[rank] = read(path)
             except FileNotFoundError:
                 continue
-            except (
-                OSError
-            ) as error:  # a folder that may not be searched, or a file server that does not answer
+            # A folder that may not be searched, or a file server that does not answer.
+            except OSError as error:
                 unreadable[rank] = f"{path}: {error.strerror or error}"
             except UnreadableRecord as error:  # it may be half written
                 unreadable[rank] = f"{path}: {error}"

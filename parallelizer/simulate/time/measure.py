@@ -208,9 +208,7 @@ def _bandwidth(device: str, wait: Callable[[], object], held: int) -> float:
         lambda: x().pow(2).mean(-1): 1,
         lambda: x().add_(y, alpha=0.0): 3,
     }
-    # What the last returns is no new tensor.
-    times = [_timed(call, wait, held=held if count > 1 else 0) for call, count in operators.items()]
-    return sum(operators.values()) * moved / sum(times)
+    return sum(operators.values()) * moved / sum(_timed(call, wait, held=held) for call in operators)
 
 
 def _overheads(device: str, wait: Callable[[], object]) -> dict[str, float]:
