@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -54,6 +55,10 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < 1e6:
         raise argparse.ArgumentTypeError("a number of seconds, above 0")
     return seconds
+
+
+MORE = 4
+"""So many times its limit is proposed where `init` did not get through."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,9 @@ def propose(
     said = _together(said)
     for sentence in said:
         _tell(sentence)
+    if deadline.reached:
+        more = max(60, math.ceil(MORE * arguments.seconds))
+        _tell(f"the limit of {arguments.seconds:g} s was reached: run again with --seconds {more}")
     return Proposed(write_plan(facts, settled.choice, title, said), settled.doubt)
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from parallelizer.child import new_process
 from parallelizer.diagnostics.nearest import nearest
 from parallelizer.hugging_face.architecture import NOTHING, missing_folder
+from parallelizer.hugging_face.extra import not_installed
 
 IMPLEMENTATION = "parallelizer"
 """The name under which our attention and masks are registered with transformers."""
@@ -235,5 +236,5 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ImportError("transformers is not installed: pip install transformers safetensors") from None
+        raise ImportError(not_installed("transformers")) from None
     return transformers

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from parallelizer.styles.context_parallel.sequence import CurrentOrder
 
 
+MORE_ROWS = 8
+"""A table of positions may have so many rows before that of the first one: OPT's has 2."""
+
+
 def inputs(model: nn.Module, taken: dict[str, Any]) -> dict[str, Any]:
     """On meta, where the model cannot guess documents from the values of positions, a mask of ones keeps it from trying. A
     balancing loss is left to `outcome`."""
@@ -30,6 +34,7 @@ def inputs(model: nn.Module, taken: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from parallelizer.hugging_face.balancing import SWITCH, is_added
+    from parallelizer.hugging_face.masks import of_ones
 
     if is_added(model):
         taken[SWITCH] = False  # the model would compute the loss too, of the tokens of one rank
@@ -37,7 +42,7 @@ def inputs(model: nn.Module, taken: dict[str, Any]) -> dict[str, Any]:
     for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
         tokens = taken.get(name)
         if isinstance(tokens, torch.Tensor) and tokens.is_meta and mask in asked:
-            taken[mask] = torch.ones(tokens.shape, dtype=torch.bool, device="meta")
+            taken[mask] = of_ones(tokens)
     return taken
 
 
@@ -100,6 +105,28 @@ def longest(model: Any) -> int | None:
     """`max_position_embeddings` of the model's configuration."""
     length = getattr(model.config, "max_position_embeddings", None)
     return length if isinstance(length, int) else None
+
+
+def position_table(model: Any) -> tuple[str, int] | None:
+    """The embedding or buffer that has `max_position_embeddings` rows, or a few more, and is not that of the tokens."""
+    from torch import nn
+
+    most = longest(model)
+    if most is None:
+        return None
+    for path, module in model.named_modules():
+        own = [*module.named_buffers(path, recurse=False)]
+        if isinstance(module, nn.Embedding) and module.num_embeddings != getattr(
+            model.config, "vocab_size", None
+        ):
+            own.append((f"{path}.weight", module.weight))
+        for name, table in own:
+            if table.ndim == 2 and most <= table.size(0) <= most + MORE_ROWS:
+                padding = getattr(module, "padding_idx", None)
+                # RoBERTa counts the rows before its first position too, which is behind that of padding.
+                before = padding + 1 if padding is not None and table.size(0) == most else 0
+                return name, most - before
+    return None
 
 
 def check(state: Compilation) -> Iterator[Diagnostic]:

@@ -84,6 +84,20 @@ def follow(
     model.register_forward_hook(leave, always_call=True)
 
 
+_OF_ONES = "_parallelizer_of_ones"
+
+
+def of_ones(tokens: Tensor) -> Tensor:
+    """A mask of no padding for tokens on meta, where its values could not say so: `mask` knows it again."""
+    made = torch.ones(tokens.shape, dtype=torch.bool, device=tokens.device)
+    setattr(made, _OF_ONES, True)
+    return made
+
+
+def _is_of_ones(mask: Tensor) -> bool:
+    return getattr(mask, _OF_ONES, False)
+
+
 def _with_mask(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], mask: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -126,7 +140,12 @@ def mask(
     if written_out(kwargs.get("config")):
         allow_is_causal_skip = allow_is_bidirectional_skip = False
     function: Callable[..., Any] = mask_function or causal_mask_function
-    if attention_mask is not None and (attention_mask.is_meta or (here and attention_mask is here.marker)):
+    if attention_mask is not None and (
+        _is_of_ones(attention_mask) or (here and attention_mask is here.marker)
+    ):
+        attention_mask = None
+    padding = attention_mask is not None
+    if attention_mask is not None and attention_mask.is_meta:
         attention_mask = None
     if here is not None:
         if here.sequence.order.ranks == 1 and attention_mask is None:
@@ -136,7 +155,7 @@ def mask(
     if here is None and torch.device(device).type == "meta":
         # No values: a shape will do, and whoever watches for positions that a model counts must not see ours.
         narrow = local_size is not None and kv_length >= local_size
-        skipped = not narrow and (allow_is_causal_skip or allow_is_bidirectional_skip)
+        skipped = not (narrow or padding) and (allow_is_causal_skip or allow_is_bidirectional_skip)
         return (
             None
             if skipped

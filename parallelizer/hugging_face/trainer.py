@@ -22,13 +22,16 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
-from transformers import Trainer as TransformersTrainer
 
+from parallelizer.hugging_face.extra import not_installed
 from parallelizer.hugging_face.saving import save_pretrained
+from parallelizer.hugging_face.schedule import load_schedule, save_schedule
+from parallelizer.hugging_face.unused_columns import TellingCollator, tell_unused
+from parallelizer.hugging_face.weights import read_pretrained
 from parallelizer.losses import IGNORED, cross_entropy
 from parallelizer.mesh import batch_rank
+from parallelizer.runtime.checkpoint import folder as names
 from parallelizer.runtime.checkpoint.loading import load_checkpoint
 from parallelizer.runtime.checkpoint.saving import save_checkpoint
 from parallelizer.runtime.gradients import clip_grad_norm_
@@ -37,6 +40,15 @@ from parallelizer.runtime.mean_loss import mean_loss
 from parallelizer.runtime.state import ParallelState, state_of
 from parallelizer.runtime.step import outcome_for_loss
 from parallelizer.styles.context_parallel.buffers import shard_tokens
+
+try:
+    from accelerate.data_loader import prepare_data_loader
+    from transformers import Trainer as TransformersTrainer
+    from transformers.trainer import OPTIMIZER_NAME
+except ModuleNotFoundError as missing:
+    if missing.name not in ("accelerate", "transformers"):
+        raise
+    raise ImportError(not_installed(missing.name)) from None
 
 FOLDER = "parallelizer"
 """Where in a checkpoint of Trainer's the model and the optimizer lie, in this package's own format."""
@@ -119,6 +131,24 @@ class ParallelTrainer(Trainer):
 
         accelerator.prepare_data_loader = prepare
         accelerator.gather_for_metrics = self.gather_function = of_every_row
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """Trainer's, of a dataset with named columns, with a warning."""
+        if self.args.remove_unused_columns and self.args.process_index == 0:
+            self._set_signature_columns_if_needed()
+            tell_unused(dataset.column_names, *self._taken(description))
+        return super()._remove_unused_columns(dataset, description)
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        """Trainer's, for any other dataset, with a warning."""
+        collate = super()._get_collator_with_removed_columns(data_collator, description)
+        if not self.args.remove_unused_columns or self.args.process_index > 0:
+            return collate
+        return TellingCollator(collate, *self._taken(description))
+
+    def _taken(self, description: str | None) -> tuple[list[str], str, str]:
+        """The columns that the model takes, its class, and what the data is for, as the warning says it."""
+        return self._signature_columns, type(self.model).__name__, (description or "given").lower()
 
     def get_tp_size(self) -> int:
         """How many ranks read the same rows for other reasons than cp."""
@@ -206,18 +236,42 @@ class ParallelTrainer(Trainer):
         folder = Path(output_dir) / FOLDER
         save_checkpoint(folder, self.state.global_step, self.model, self._optimizer())
         if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), folder / "scheduler.pt")
+            save_schedule(folder, self.lr_scheduler, self.model, self._optimizer())
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """With the optimizer, once there is one."""
+        """With the optimizer, once there is one; without one, of a checkpoint of the model alone."""
+        if not _states_in(resume_from_checkpoint):
+            read_pretrained(self.model, resume_from_checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            folder = Path(checkpoint) / FOLDER
-            (saved,) = folder.glob("step_*")
+        for saved in _states_in(checkpoint) if checkpoint is not None else ():
             load_checkpoint(saved, self.model, self._optimizer())
-            self.lr_scheduler.load_state_dict(torch.load(folder / "scheduler.pt", weights_only=True))
+            load_schedule(saved.parent, self.lr_scheduler, self.model, self._optimizer())
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        states = () if self.args.save_only_model else _states_in(best)
+        for saved in states:
+            load_checkpoint(saved, self.model)
+        if not states:
+            read_pretrained(self.model, best)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """Torch's own, out of accelerate's wrapper."""
         return cast(torch.optim.Optimizer, getattr(self.optimizer, "optimizer", self.optimizer))
+
+
+def _states_in(checkpoint: str) -> list[Path]:
+    """The model with its optimizer in a checkpoint of Trainer's; none in one with `save_only_model`.
+
+    Raises ValueError for a checkpoint of a Trainer without a plan, whose optimizer cannot be read.
+    """
+    folder = Path(checkpoint) / FOLDER
+    if folder.is_dir():
+        return [folder / names.name(step) for step in names.steps_in(folder)]
+    if (Path(checkpoint) / OPTIMIZER_NAME).exists():
+        raise ValueError(
+            f"{checkpoint} has the optimizer of a Trainer without a plan, {OPTIMIZER_NAME}, which ParallelTrainer cannot read: "
+            "remove that file to go on with a new optimizer"
+        )
+    return []

@@ -27,7 +27,7 @@ from parallelizer.hugging_face.weight_folder import Checkpoint, open_checkpoint
 from parallelizer.runtime.fail_together import together
 from parallelizer.runtime.held_indices import share
 from parallelizer.runtime.initialize import allocate
-from parallelizer.runtime.state import uncut
+from parallelizer.runtime.state import reshard, restore_buffers, uncut
 from parallelizer.runtime.state_dict import StateTensor, state_tensors
 from parallelizer.styles.packing import Packing
 
@@ -61,6 +61,18 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, device: str | torch
     together(lambda: _fill(model, pretrained))
     remember(model, pretrained)
     return model
+
+
+def read_pretrained(model: nn.Module, folder: str | Path) -> None:
+    """Fill a transformers model, parallel or not, whose memory is allocated, from a folder of safetensors. Collective if
+    ranks are initialised.
+
+    Raises PlanError on every rank if the folder is wrong on any of them: before it is read if the headers show the error.
+    """
+    restore_buffers(model)
+    reshard(model)
+    pretrained = together(lambda: look_up(model_tensors(model), folder))
+    together(lambda: _fill(model, pretrained))
 
 
 def look_up(model: ModelTensors, folder: str | Path) -> Pretrained:

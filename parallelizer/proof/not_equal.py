@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, Span
 from parallelizer.language.plan import Mesh
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.proof import Proof
@@ -24,6 +24,8 @@ DECIDED = (
     "this line decides by values of which a rank has a part: decide row by row with torch.where, or let all ranks decide alike "
     "(a maximum or a sum over the ranks of the axis first)"
 )
+
+DEPARTS = "here the ranks first differ"
 
 
 class MixedRowsError(PlanError):
@@ -61,7 +63,8 @@ def not_equal(proof: Proof) -> Diagnostic:
         else "no rule of the plan applies there: add one, or correct the style"
     )
     help_text = f"the first difference in order of execution is in the {where}; {governed}"
-    return Diagnostic(CODE, f"{_axes(proof)}{found.description}", span, help_text)
+    related = () if proof.departure is None else (Related(proof.departure, DEPARTS),)
+    return Diagnostic(CODE, f"{_axes(proof)}{found.description}", span, help_text, related=related)
 
 
 def _advice(axes: Iterable[str]) -> str:

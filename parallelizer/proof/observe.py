@@ -128,16 +128,24 @@ def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: 
     """One rank's run under the program, in an initialised world of its mesh's size. Raises ModuleFailed."""
     exact = products_in_float64() if program.of_slot("precision") else nullcontext()
     with exact, _entered(modes), default_dtype(dtype):
-        mesh = build_mesh(subject.mesh, subject.device)
-        model = subject.build().to(dtype)
-        meta, whole = _on_meta(model), subject.whole(model)
-        if not meta:
-            model = model.to(subject.device)
-        apply(program, model, mesh)
-        if meta:
-            materialize(model, device=subject.device, seed=seed, initializer=subject.initializer, whole=whole)
+        model, mesh = on_a_mesh(subject, program, seed, dtype)
         seen = _observe(model, subject, seed, mesh)
     return seen if subject.device == "cpu" else _on_the_cpu(seen)
+
+
+def on_a_mesh(
+    subject: Subject, program: Program, seed: int, dtype: torch.dtype
+) -> tuple[nn.Module, DeviceMesh]:
+    """A rank's part of the model with its values under the program, in an initialised world of its mesh's size."""
+    mesh = build_mesh(subject.mesh, subject.device)
+    model = subject.build().to(dtype)
+    meta, whole = _on_meta(model), subject.whole(model)
+    if not meta:
+        model = model.to(subject.device)
+    apply(program, model, mesh)
+    if meta:
+        materialize(model, device=subject.device, seed=seed, initializer=subject.initializer, whole=whole)
+    return model, mesh
 
 
 def _on_the_cpu(seen: Observation) -> Observation:

@@ -16,7 +16,8 @@ class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are what was found before,
     `divergence` says where a failing run first differs. `broken_axes` are the axes on which a failing subject is not proven by
     itself either, with every other axis at 1; empty when each of them is, and None when the mesh has one axis. `mixed_rows` is
-    where the model or the loss mixes rows of the batch, if a subject fails on data axes or pp alone. `lowered` says
+    where the model or the loss mixes rows of the batch, if a subject fails on data axes or pp alone, `departure` the line on
+    which ranks first compute what the unsharded run does not have, if it fails in forward otherwise. `lowered` says
     whether anything computed in `dtype`, `float8` how far modules in float8 are from full precision, and `one_sided`
     which decisions by values took one side every time.
     """
@@ -29,6 +30,7 @@ class Proof:
     divergence: Divergence | None = None
     broken_axes: tuple[str, ...] | None = None
     mixed_rows: Span | None = None
+    departure: Span | None = None
     unequal: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
     one_sided: tuple[str, ...] = ()

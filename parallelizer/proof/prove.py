@@ -13,6 +13,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
 from parallelizer.proof.compare import NotRepeatedError, judge
+from parallelizer.proof.departure import departure
 from parallelizer.proof.dropout import place_dropout
 from parallelizer.proof.float8_distance import Distance, distances
 from parallelizer.proof.locate import locate
@@ -106,6 +107,7 @@ def prove_subject(
         raise mixed_rows(subject.mesh, span) from None
     if proof.passed:
         return proof
+    failing = subject
     if len(axes) > 1:
         broken = _broken_axes(subject, runs.references, axes, seed, dtype, force)
         proof = dataclasses.replace(proof, broken_axes=tuple(broken))
@@ -115,10 +117,17 @@ def prove_subject(
             # the first difference may lie at the fsdp unit: the innermost axis alone shows the place.
             alone = broken[axes[-1]]
             proof = dataclasses.replace(proof, divergence=alone.divergence, unequal=alone.unequal)
+            failing = dataclasses.replace(subject, mesh=alone.mesh)
+    in_forward = proof.divergence is not None and proof.divergence.phase == "forward"
     if set(axes) <= {*BATCH_AXES, "pp"}:  # a data rank has some of the rows, and so has a microbatch
         # Where a forward differs first, the loss behind it is not to blame.
-        in_loss = proof.divergence is None or proof.divergence.phase != "forward"
-        proof = dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed, with_loss=in_loss))
+        proof = dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed, with_loss=not in_forward))
+    has_line = proof.mixed_rows is not None or (
+        proof.divergence is not None and proof.divergence.line is not None
+    )
+    if in_forward and not has_line and dtype == "float64":
+        line = departure(failing, _compiled(failing, dtype, force), seed)
+        proof = dataclasses.replace(proof, departure=line)
     return proof
 
 

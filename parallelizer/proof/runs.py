@@ -8,10 +8,11 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,37 +129,48 @@ def _not_finite(reference: Observation) -> Diagnostic:
 
 
 def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> list[Observation]:
-    """Every rank's observation. They travel through files: results through the launcher must be small."""
+    """Every rank's observation."""
+    return joined(from_ranks(functools.partial(_rank, subject, program, seed, dtype), subject), subject.mesh)
+
+
+def from_ranks(work: Callable[[], Any], subject: Subject) -> list[Any]:
+    """What `work` returns on each rank of the subject's mesh. It travels through files, since results through the launcher must
+    be small. Raises LaunchError, and PlanError as a rank does.
+    """
     world = subject.mesh.world_size
     with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
-        worker = functools.partial(_rank, subject, program, seed, dtype, folder)
         with _quiet():
             launch.start(
-                worker,
+                functools.partial(_saved, work, subject.device, folder),
                 ranks=world,
                 device="cpu",
                 start_timeout=START_TIMEOUT,
                 collective_timeout=COLLECTIVE_TIMEOUT,
                 sees_gpus=subject.device == "cuda",
             )
-        seen = [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
-    return joined(seen, subject.mesh)
+        return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
 
 
-def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, folder: str) -> None:
+def _saved(work: Callable[[], Any], device: str, folder: str) -> None:
     rank = dist.get_rank()
-    if subject.device == "cuda":
+    if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
         stage_over_the_cpu()
+    with _quiet():
+        result = work()
+    torch.save(result, Path(folder) / f"{rank}.pt")
+
+
+def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> Observation:
+    rank = dist.get_rank()
     try:
-        with _quiet():
-            seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
+        seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
     except ModuleFailed as failed:
         raise PlanError([_failure(program, failed, rank)]) from failed
     if rank not in line(subject.mesh, 0, "pp"):
         # Whole parameters are the same everywhere, or their bits tell: those of rank 0 and its pipeline are compared.
         seen.start, seen.parameters, seen.states = {}, [], {}
-    torch.save(seen, Path(folder) / f"{rank}.pt")
+    return seen
 
 
 def _failure(program: Program, failed: ModuleFailed, rank: int) -> Diagnostic:

@@ -12,6 +12,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, has_errors, in_order
 if TYPE_CHECKING:
     from torch import nn
 
+    from parallelizer.diagnostics.diagnostic import Span
     from parallelizer.language.plan import Rule
     from parallelizer.proof.compare import Difference
     from parallelizer.proof.divergence import Divergence
@@ -247,9 +248,8 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
         "worst": _worst(worst, proof.is_verdict) if worst else None,
         "unequal": list(proof.unequal),
         "broken_axes": None if proof.broken_axes is None else list(proof.broken_axes),
-        "mixed_rows": None
-        if proof.mixed_rows is None
-        else f"{proof.mixed_rows.file}:{proof.mixed_rows.line}",
+        "mixed_rows": _place(proof.mixed_rows),
+        "departure": _place(proof.departure),
         "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
         "one_sided": list(proof.one_sided),
         "float8": [
@@ -275,6 +275,10 @@ def _worst(difference: Difference, judged: bool) -> dict[str, Any]:
         "bound": _number(difference.bound) if judged else None,
         "share": _number(difference.share) if judged else None,
     }
+
+
+def _place(span: Span | None) -> str | None:
+    return None if span is None else f"{span.file}:{span.line}"
 
 
 def _divergence(found: Divergence) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from parallelizer.compiler.observe.calling import Routed
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.runtime.load_balancing import load_balancing_loss
+from parallelizer.runtime.unknown_label import unknown_label
 from parallelizer.styles.sharded_logits import plain
 
 WANTED = "return (sum of the losses of the batch's tokens, number of those tokens)"
@@ -26,13 +27,19 @@ def loss_sums(
     Where the output is a `Routed`, the loss is given the logits, and the balancing loss is added for each token that counts.
     Collective over the data axes and cp then.
 
-    Raises PlanError (`wrong-loss`), at the line of the function, for a result of another form.
+    Raises PlanError (`wrong-loss`), at the line of the function, for a result of another form, and `data-mismatch` on a CPU for
+    a label that is no class.
     """
     if isinstance(output, Routed):
         total, weight = loss_sums(loss, output.logits, batch)
         balance = load_balancing_loss(output.router, output.top_k, output.counted)
         return total + output.coefficient * balance.to(total.dtype) * weight.detach(), weight
-    result = loss(output, batch)
+    try:
+        result = loss(output, batch)
+    except (IndexError, RuntimeError) as error:
+        if unknown := unknown_label(error, output, batch):
+            raise unknown from error
+        raise
     if not isinstance(result, (tuple, list)):
         raise wrong_loss(loss, f"returns {_said(result)} instead of two values")
     if len(result) != 2:

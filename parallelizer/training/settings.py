@@ -152,8 +152,8 @@ class Settings:
 
     start_timeout: float = launch(120, seconds, "seconds until every rank must have joined the others")
     collective_timeout: float = launch(600, seconds, "seconds after which a collective that hangs is an error")
-    max_cpu_ranks: int = launch(64, whole(1),
-        "the most processes on one machine; unless it is set, also at most 8 for each core")
+    max_cpu_ranks: int | None = launch(
+        None, optional(whole(1)), "the most processes on one machine; null: 64, fewer on a machine of fewer than 8 cores")
     max_restarts: int = launch(
         100, whole(0), "how often failed ranks are started again, from the last checkpoint")
     stuck_after: float = launch(

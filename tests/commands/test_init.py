@@ -84,6 +84,8 @@ def test_a_plan_that_is_not_proven_in_time_is_written_with_status_1(
     assert "fsdp" in answer.out and "not proven: the time limit was reached" in answer.out
     for sentence in ("not proven", "could not be watched"):
         assert answer.err.count(sentence) == 1
+    assert answer.err.endswith("init: the limit of 0.001 s was reached: run again with --seconds 60\n")
+    assert "run again" not in answer.out
 
 
 class Talking(Gpt):

@@ -103,14 +103,16 @@ def test_the_loop_trains_alike_on_other_meshes(case: tuple[str, dict[str, int]],
 def test_the_trainer_accumulates_saves_and_goes_on_under_another_mesh(
     mesh: dict[str, int], tmp_path: Path
 ) -> None:
-    whole = losses("hf_trainer", {"dp_shard": 2, "tp": 2})
+    schedule = {"lr_scheduler_type": "linear", "warmup_steps": 2}  # another learning rate in each step
+    whole = losses("hf_trainer", {"dp_shard": 2, "tp": 2}, **schedule)
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    saving = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 2, "max_steps": 3}
-    first = losses("hf_trainer", {"dp_shard": 2, "tp": 2}, **halves, **saving)
-    assert worst(first, whole[:3]) < SAME
+    saving = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 2}
+    first = losses("hf_trainer", {"dp_shard": 2, "tp": 2}, **halves, **saving, **schedule)
+    assert worst(first, whole) < SAME
     folder = tmp_path / "checkpoint-2"
     assert {"config.json", "model.safetensors", "trainer_state.json"} <= {p.name for p in folder.iterdir()}
-    went_on = losses("hf_trainer", mesh, output_dir=str(tmp_path), resume_from_checkpoint=str(folder))
+    resumed = {"output_dir": str(tmp_path), "resume_from_checkpoint": str(folder)}
+    went_on = losses("hf_trainer", mesh, **resumed, **schedule)
     assert worst(went_on, whole) < SAME  # the first two are what trainer_state.json tells
 
 
@@ -187,6 +189,13 @@ def test_the_script_runs_as_its_docstring_says(loop: str) -> None:
         printed.append([float(loss) for loss in re.findall(r"^step \d  loss (\S+)$", done.stdout, re.M)])
     assert [len(each) for each in printed] == [task.STEPS] * 2
     assert all(each == pytest.approx(printed[0], abs=2e-5) for each in printed)
+
+
+def test_what_makes_a_process_group_ends_it() -> None:
+    page = (ROOT / "docs/loops.md").read_text()
+    texts = [(EXAMPLES / f"{loop}.py").read_text() for loop in LOOPS]
+    texts += [page.partition("## A bare loop")[2].partition("\n## ")[0], (ROOT / "README.md").read_text()]
+    assert all("destroy_process_group()" in text for text in texts)
 
 
 def test_the_page_shows_lines_of_the_scripts() -> None:

@@ -96,7 +96,7 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"pip install transformers safetensors"):
+    with pytest.raises(ImportError, match=r"pip install 'path/to/parallelizer\[hf\]'"):
         causal_lm(config=LLAMA)
 
 

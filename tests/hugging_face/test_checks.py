@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+import parallelizer as pz
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.hugging_face import causal_lm
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import findings, mesh_of
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
@@ -98,3 +100,60 @@ def test_a_mask_of_documents_would_lose_a_window() -> None:
     [one] = found(own, CP, kind="mistral")
     assert one.code == "lost-window" and one.span is not None and "sliding_window=null" in (one.help or "")
     assert found(own, CP) == ()
+
+
+MASK = "+model.batch.attention_mask={shape: [batch, sequence], dtype: int64, range: [0, 2]}"
+
+
+@pytest.mark.parametrize("mask", [(), (MASK,)])
+@pytest.mark.parametrize("preset", ["cp2", "tp2"])
+def test_attention_has_the_expected_shapes_with_a_mask_of_the_batch_too(
+    preset: str, mask: tuple[str, ...]
+) -> None:
+    """Under a mask, transformers repeats key heads before attention: in the whole model too, which is followed on meta."""
+    small = [f"model.config.{key}={value}" for key, value in (("hidden_size", 64), ("intermediate_size", 64))]
+    overrides = [
+        "model=hf_llama",
+        f"parallel={preset}",
+        "train.seq_len=16",
+        "train.batch_size=4",
+        "device=cpu",
+    ]
+    found = pz.validate(pz.from_overrides([*overrides, *small, *mask]))
+    assert [d for d in found if d.severity != "note"] == []
+
+
+FIXED = [
+    ("gpt2", "transformer.wpe.weight", 16), ("opt", "model.decoder.embed_positions.weight", 16),
+    ("bart", "model.decoder.embed_positions.weight", 16), ("roberta", "roberta.embeddings.position_embeddings.weight", 15),
+    ("gptj", "transformer.h.0.attn.embed_positions", 16), ("xglm", "model.embed_positions.weights", 16),
+]  # fmt: skip
+"""Tables of `max_position_embeddings=16`. A RoBERTa whose padding is token 0 begins at row 1."""
+
+
+def of_length(tokens: int, kind: str) -> list[tuple[str, str]]:
+    """The severity and message of what is said of a sequence of so many tokens."""
+    entry = Entry(("batch", "sequence"), range=(0, 32))
+    work = Workload({"input_ids": entry, "labels": entry}, 2, tokens)
+    config: dict[str, Any] = {
+        "model_type": kind, "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": 16,  "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    if kind in ("roberta", "bart"):
+        config["is_decoder"] = True
+    every = findings('rules: {"": fsdp}', lambda: causal_lm(config=config), workload=work)
+    return [(d.severity, d.message) for d in every if d.code == "sequence-too-long"]
+
+
+@pytest.mark.parametrize(("kind", "table", "rows"), FIXED)
+def test_a_sequence_beyond_a_table_of_positions_is_refused(kind: str, table: str, rows: int) -> None:
+    assert of_length(rows, kind) == []
+    [(severity, message)] = of_length(rows + 1, kind)
+    assert severity == "error" and message.startswith(table) and message.endswith(f"has {rows + 1}")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_a_sequence_beyond_rotary_positions_is_a_warning(kind: str) -> None:
+    assert of_length(16, kind) == []
+    message = "the model's configuration says 16 positions, but the sequence has 17"
+    assert of_length(17, kind) == [("warning", message)]

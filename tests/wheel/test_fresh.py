@@ -45,4 +45,4 @@ def test_a_model_of_an_extra_that_is_not_there_is_told_with_what_to_install(
 ) -> None:
     status, out = fresh.run("parallelizer", "validate", "model=hf_llama", cwd=tmp_path)
     told = " ".join(out.split())
-    assert status == 1 and "pip install transformers safetensors" in told and "Traceback" not in out, out
+    assert status == 1 and "pip install 'path/to/parallelizer[hf]'" in told and "Traceback" not in out, out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.compiler.observe.families import family_of
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 from parallelizer.diagnostics.nearest import nearest
 from parallelizer.language.glob import parse_glob
@@ -56,7 +55,7 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
         return
     for name, entry in (entries or {}).items():
         dim = entry.sequence_dim()
-        if name in WHOLE and family_of(state.model) and len(entry.shape) == 2:
+        if name in WHOLE and len(entry.shape) == 2:
             continue
         if dim is not None and name not in state.plan.batch:
             yield Diagnostic(

@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.compiler.observe.families import family_of
+from parallelizer.compiler.observe.families import Family, family_of
 from parallelizer.compiler.observe.position_reads import PositionSource, position_sources
 from parallelizer.diagnostics.diagnostic import HERE, Diagnostic, Related
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.glob import parse_glob
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from parallelizer.compiler.compilation import Compilation
     from parallelizer.diagnostics.diagnostic import Span
     from parallelizer.styles.application import Application
@@ -35,6 +37,9 @@ def positions(state: Compilation) -> Iterator[Diagnostic]:
     buffers = [name for name, _ in state.model.named_buffers()]
     listed = {name for glob in state.plan.buffers for name in parse_glob(glob).select(buffers)}
     yield from _too_short(sources, listed, work.seq_len, work.spans.get("seq_len"))
+    if family is not None and work.has_sequence():
+        known = {s.name for s in sources if s.rows is not None and s.rows < work.seq_len}
+        yield from _beyond(family, state.model, known, work.seq_len, work.spans.get("seq_len"))
     attention = next((a for a in state.applications if a.slot == "attention"), None)
     # Where a rule splits the sequence somewhere inside, forward begins with all of it.
     inside = any(a.splits_sequence() for a in state.applications)
@@ -53,12 +58,36 @@ def _too_short(
         s.name: s.rows for s in sources if s.rows is not None and s.rows < seq_len and s.name not in listed
     }
     for name, rows in short.items():
+        yield _too_few(name, rows, seq_len, span)
+
+
+def _beyond(
+    family: Family, model: nn.Module, known: set[str], seq_len: int, span: Span | None
+) -> Iterator[Diagnostic]:
+    """What the model says of its longest sequence, where `known`, the tables that are reported, do not show it."""
+    longest, table = family.longest(model), family.position_table(model)
+    if table is not None:
+        name, rows = table
+        if rows < seq_len and name not in known:
+            yield _too_few(name, rows, seq_len, span)
+    elif longest is not None and longest < seq_len and not known:
         yield Diagnostic(
             "sequence-too-long",
-            f"{name} has {rows:,} positions, but the sequence has {seq_len:,}",
+            f"the model's configuration says {longest:,} positions, but the sequence has {seq_len:,}",
             span,
-            f"shorten train.seq_len to {rows:,} at most, or give the model a longer table",
+            "the model computes positions and runs, but pretrained weights know only the first: shorten train.seq_len to "
+            f"{longest:,} at most, or configure the model for longer sequences (max_position_embeddings, rope scaling)",
+            "warning",
         )
+
+
+def _too_few(name: str, rows: int, seq_len: int, span: Span | None) -> Diagnostic:
+    return Diagnostic(
+        "sequence-too-long",
+        f"{name} has {rows:,} positions, but the sequence has {seq_len:,}",
+        span,
+        f"shorten train.seq_len to {rows:,} at most, or give the model a longer table",
+    )
 
 
 def _unlisted(

@@ -58,6 +58,11 @@ class Family(Protocol):
     def longest(self, model: nn.Module) -> int | None:
         """The longest sequence that the model says it takes."""
 
+    def position_table(self, model: nn.Module) -> tuple[str, int] | None:
+        """The name of a table with a row for each position, and how many positions it has; None where the model computes
+        positions.
+        """
+
     def check(self, state: Compilation) -> Iterator[Diagnostic]:
         """What is wrong with a plan for such a model that no other check knows."""
 

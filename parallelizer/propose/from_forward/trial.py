@@ -32,12 +32,13 @@ _OF_A_LINE = ("local-positions", "needs-whole")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Deadline:
-    """When to stop trying: `seconds` after `began`."""
+    """When to stop trying: `seconds` after `began`. `reached` says that something was not done in time."""
 
     seconds: float
     began: float = dataclasses.field(default_factory=time.monotonic)
+    reached: bool = False
 
     @property
     def left(self) -> float:
@@ -46,9 +47,13 @@ class Deadline:
 
     def within(self, function: Callable[[], T], share: float = 1.0) -> T:
         """What a function returns in a child, given a share of what is left. Raises NotInTime and Failed."""
-        if self.left <= 0:
-            raise NotInTime(f"{self.seconds:g} s are over")
-        return in_time(function, self.left * share)
+        try:
+            if self.left <= 0:
+                raise NotInTime(f"{self.seconds:g} s are over")
+            return in_time(function, self.left * share)
+        except NotInTime:
+            self.reached = True
+            raise
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,13 @@ class Candidate:
             self.cp, self.tp, self.checkpoint, self.stream, self.method, self.ep, self.precision
         )
 
+    @functools.cached_property
+    def plain_class(self) -> Candidate:
+        """`trace_class` without recomputation."""
+        return _trace_class(
+            self.cp, self.tp, NO_CHECKPOINT, self.stream, self.method, self.ep, self.precision
+        )
+
     @property
     def kind(self) -> tuple[object, ...]:
         """What errors go by: the axes that it has, not their sizes, and what it changes of the plan."""

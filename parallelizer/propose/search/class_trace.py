@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
-from parallelizer.simulate.record.memory import CATEGORIES, MemoryChange
+from parallelizer.simulate.record.memory import MemoryChange
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, Issued, Moment, Operator
 from parallelizer.simulate.record.trace import Recording
 
 SHARDED = ("parameters", "gradients", "optimizer")
 """What FSDP shards."""
+
+WEIGHTS = "weights"
+"""Temporaries with the sizes of whole weights: gradients that are not reduced yet, and what is sent for them."""
+
+BY_ROWS = ("activations", "temporaries", "collectives", "received")
+"""What grows with the rows, and is there while a layer or the head runs."""
+
+KEPT = ("activations", "collectives")
+"""What a layer keeps for its backward."""
 
 IN_STEP = ("forward", "loss", "backward")
 
@@ -94,9 +104,14 @@ class ClassTrace:
         layer = self._workspace("backward", held=True)
         return layer, max(self._workspace("loss"), self._workspace("backward"))
 
+    @functools.cached_property
+    def whole_weights(self) -> int:
+        """The most bytes of temporaries with the sizes of whole weights while a layer runs backward."""
+        return max((s.use[WEIGHTS] for s in self.spots if s.phase == "backward" and s.held == 1.0), default=0)
+
     def _workspace(self, phase: str, *, held: bool = False) -> int:
         found = [
-            spot.use["activations"] + spot.use["temporaries"] - 3 * self.layer
+            sum(spot.use[category] for category in BY_ROWS) - 3 * self.layer
             for spot in self.spots
             if spot.phase == phase and (not held or spot.held == 1.0)
         ]
@@ -115,8 +130,11 @@ def class_trace(
     tokens: int,
     shards: int,
     experts: frozenset[str] = frozenset(),
+    parts: Sequence[int] = (1,),
 ) -> ClassTrace:
-    """What a recording says of its class. `model` is the whole one, unsharded."""
+    """What a recording says of its class. `model` is the whole one, unsharded; over tp and ep its weights are cut into one of
+    the numbers of `parts`.
+    """
     inside = outside = 0
     for name, param in model.named_parameters():
         index = None if run is None else run.split(name)[1]
@@ -125,7 +143,7 @@ def class_trace(
         elif index == 1:
             inside += param.numel()
     short = None if run is None else dataclasses.replace(run, count=SHORT)
-    spots, layer = _memory(recording, short)
+    spots, layer = _memory(recording, short, _weight_sizes(recording, model, parts))
     sizes = frozenset(size for param in model.parameters() for size in param.shape)
     return ClassTrace(
         recording.line,
@@ -175,24 +193,42 @@ class _Course:
 
     def note(self, phase: str, held: float, group: object, whole: int) -> None:
         """Keep the highest of the moments that a longer model, more rows or more shards move alike."""
-        moved = sum(self.use[c] for c in CATEGORIES if c not in SHARDED)
+        moved = _moved(self.use)
         key = phase, held, group
-        if key not in self.best or moved > sum(self.best[key].use[c] for c in CATEGORIES if c not in SHARDED):
+        if key not in self.best or moved > _moved(self.best[key].use):
             self.best[key] = Spot(phase, held, dict(self.use), whole)
 
 
-def _memory(recording: Recording, run: Run | None) -> tuple[tuple[Spot, ...], int]:
+def _moved(use: Mapping[str, int]) -> int:
+    return sum(count for category, count in use.items() if category not in SHARDED)
+
+
+def _weight_sizes(recording: Recording, model: nn.Module, parts: Sequence[int]) -> frozenset[int]:
+    """The bytes of whole weights and of FSDP's units, in 16 and in 32 bits."""
+    found = {
+        param.numel() // part * width for param in model.parameters() for part in parts for width in (2, 4)
+    }
+    found |= {
+        m.entry.payload_bytes * times // 2
+        for m in recording.line
+        if isinstance(m, Issued) and m.unit
+        for times in (1, 2, 4)
+    }
+    return frozenset(found)
+
+
+def _memory(recording: Recording, run: Run | None, weights: frozenset[int]) -> tuple[tuple[Spot, ...], int]:
     """The spots of a recorded step, and the activations that a layer in the middle leaves."""
-    course = _Course(dict(recording.before))
+    course = _Course({**recording.before, WEIGHTS: 0})
     behind: dict[int | None, int] = {}
     at_forward: dict[int, int] = {}
     backward_began = False
     last = SHORT - 1
     for change in recording.changes:
-        _apply(course.use, change)
+        _apply(course.use, change, weights)
         index = None if run is None else run.split(change.module)[1]
         if change.phase == "forward" and index is not None:
-            at_forward[index] = course.use["activations"]
+            at_forward[index] = sum(course.use[category] for category in KEPT)
         if change.phase == "backward" and index is not None:
             backward_began = backward_began or index == last
         held = _held(change.phase, index, last, at_forward, backward_began, behind)
@@ -236,10 +272,19 @@ def _whole(
     return len(at_forward) if phase == "loss" else 0
 
 
-def _apply(use: dict[str, int], change: MemoryChange) -> None:
-    use[change.category] += change.delta
+def _apply(use: dict[str, int], change: MemoryChange, weights: frozenset[int]) -> None:
+    whole = change.category in ("temporaries", "collectives") and abs(change.delta) in weights
+    use[WEIGHTS if whole else change.category] += change.delta
 
 
-def rows_to_trace(sequence: int, cp: int, sizes: Sequence[int]) -> int:
-    """The rows of a traced class: so few that no dimension of a parameter is the number of tokens."""
-    return next((n for n in (1, 3, 5, 7) if n * sequence // cp not in sizes), 1)
+def rows_to_trace(sequence: int, cp: int, shapes: Collection[Sequence[int]]) -> int:
+    """The rows of a traced class: so few that no parameter has as many elements as a token's features of all tokens, or the
+    number of tokens as a dimension.
+    """
+    sizes = {size for shape in shapes for size in shape}
+    counts = {math.prod(shape) for shape in shapes}
+
+    def confused(tokens: int) -> bool:
+        return tokens in sizes or any(tokens * size * k in counts for size in sizes for k in (1, 2))
+
+    return next((n for n in (1, 3, 5, 7, 11) if not confused(n * sequence // cp)), 1)

@@ -53,7 +53,7 @@ class TracedClasses:
         self.modes = checkpoint_modes(program, self.model)
         self.short = copy.deepcopy(self.model) if self.run is None else shortened_copy(self.model, self.run)
         self.expert_modules = expert_modules(program)
-        self.sizes = sorted({size for p in self.model.parameters() for size in p.shape})
+        self.shapes = {tuple(p.shape) for p in self.model.parameters()}
         self.traces: dict[Candidate, ClassTrace] = {}
         self.refused: dict[Candidate, str] = {}
         self.modes_seen: dict[object, Recomputation] = {}
@@ -62,20 +62,28 @@ class TracedClasses:
     def trace(self, keys: Iterable[Candidate]) -> None:
         """Know the classes. Of those that recompute one of each kind is traced: it shows what its mode does to the others."""
         wanted = sorted({*keys} - {*self.traces, *self.refused}, key=lambda key: (key.checkpoint, key))
-        plain = [_plain(key) for key in wanted] if self.run is not None else wanted
-        self._trace(plain)
-        for key in wanted:  # `full` before `selective`, which keeps more
-            if key in self.traces or self._refuses_like(key):
+        if self.run is None:
+            self._trace(wanted)
+            return
+        self._trace([key.plain_class for key in wanted])
+        recomputing = [key for key in wanted if key.checkpoint != NO_CHECKPOINT]
+        first: dict[object, Candidate] = {}
+        for key in recomputing:
+            if _alike(key) not in self.modes_seen and not self._refuses_like(key):
+                first.setdefault(_alike(key), key)
+        self._trace(first.values())
+        for key in recomputing:  # `full` before `selective`, which keeps more
+            if self._refuses_like(key):
                 continue
             mode = self.modes_seen.get(_alike(key))
             if mode is not None:
-                self.traces[key] = recomputed(self.traces[_plain(key)], mode, self._split(key))
+                self.traces[key] = recomputed(self.traces[key.plain_class], mode, self._split(key))
                 continue
-            self._trace([key])
+            self._trace([key])  # nothing to do unless the first of its kind was refused
             if key in self.traces:
                 full = self.modes_seen.get(_alike(dataclasses.replace(key, checkpoint=FULL)))
                 self.modes_seen[_alike(key)] = recomputation(
-                    self.traces[_plain(key)], self.traces[key], self._split(key), full
+                    self.traces[key.plain_class], self.traces[key], self._split(key), full
                 )
 
     def _split(self, key: Candidate) -> int:
@@ -102,7 +110,7 @@ class TracedClasses:
         """Whether the same class without recomputation, or with whole sequences too, was refused; then this one is too: what tp
         and ep cannot do, they cannot do with less in memory or on shorter sequences either.
         """
-        plain = _plain(key)
+        plain = key.plain_class
         for like in (plain, dataclasses.replace(plain, cp=1, method="").trace_class):
             if like != key and like in self.refused:
                 self.refused[key] = self.refused[like]
@@ -119,10 +127,6 @@ class TracedClasses:
             self.refused[key] = reason(broken_off(error).diagnostics)
 
 
-def _plain(key: Candidate) -> Candidate:
-    return dataclasses.replace(key, checkpoint=NO_CHECKPOINT).trace_class
-
-
 def _alike(key: Candidate) -> object:
     """What the classes have in common in which a mode does the same."""
     return key.checkpoint, key.tp > 1, key.ep > 1, key.stream, key.precision
@@ -130,14 +134,17 @@ def _alike(key: Candidate) -> object:
 
 def _traced(classes: TracedClasses, key: Candidate) -> ClassTrace:
     """In a child, which sends its summary to the parent. Raises PlanError."""
-    rows = rows_to_trace(classes.base.workload.seq_len, key.cp, classes.sizes)
+    rows = rows_to_trace(classes.base.workload.seq_len, key.cp, classes.shapes)
     setup = class_setup(classes.base, key, rows, classes.blocks)
     program, recipe = setup.compile(classes.short), setup.recipe()
     if has_errors(program.diagnostics):
         raise PlanError(program.diagnostics)
     tokens = rows * recipe.workload.seq_len // key.cp
     made = record(program, classes.short, recipe, 0, warm=False)
-    return class_trace(made, classes.model, classes.run, rows, tokens, 2 * key.cp, classes.expert_modules)
+    parts = sorted({1, key.tp, key.ep, key.tp * key.ep})
+    return class_trace(
+        made, classes.model, classes.run, rows, tokens, key.shards, classes.expert_modules, parts
+    )
 
 
 def _on_two_ranks(base: Setup, model: nn.Module) -> Program:

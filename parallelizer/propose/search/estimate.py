@@ -7,10 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from parallelizer.compiler.observe.equal_layers import SHORT
 from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, FOLDED, Mesh
 from parallelizer.propose.search.bounds import with_bubble
 from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
-from parallelizer.propose.search.class_trace import IN_STEP, SHARDED, ClassTrace, Spot
+from parallelizer.propose.search.class_trace import BY_ROWS, IN_STEP, SHARDED, ClassTrace, Spot
 from parallelizer.propose.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
 from parallelizer.propose.search.stages import (
     StageTimes,
@@ -63,7 +64,7 @@ class Estimates:
         whole = candidate.share == 1 or candidate.checkpoint == NO_CHECKPOINT
         peak = self._peak(candidate, self.traces[candidate.trace_class])
         if not whole:
-            other = self._peak(candidate, self.traces[_plain(candidate).trace_class])
+            other = self._peak(candidate, self.traces[candidate.plain_class])
             peak = round(candidate.share * peak + (1 - candidate.share) * other)
         return Estimate(candidate, self._late(candidate, self._step(candidate, times)), peak)
 
@@ -84,9 +85,7 @@ class Estimates:
         """The seconds of a step at least, by the traced class with fewer ranks of tp and no recomputation: more of them compute
         no faster together, and wait for each other no shorter. 0 where no such class is traced.
         """
-        fewer = (tp for tp in range(candidate.tp - 1, 0, -1) if candidate.tp % tp == 0)
-        keys = (replace(_plain(candidate), tp=tp).trace_class for tp in fewer)
-        key = next((key for key in keys if key in self.traces), None)
+        key = next((key for key in _with_fewer_ranks(candidate.plain_class) if key in self.traces), None)
         if key is None:
             return 0.0
         times, layers = self._times(key, candidate.rows), self.traces[key].layers
@@ -108,7 +107,7 @@ class Estimates:
         times = self._times(candidate.trace_class, candidate.rows)
         if candidate.share == 1 or candidate.checkpoint == NO_CHECKPOINT:
             return times
-        return halved(times, candidate.share, self._times(_plain(candidate).trace_class, candidate.rows))
+        return halved(times, candidate.share, self._times(candidate.plain_class, candidate.rows))
 
     def _layer_times(self, key: Candidate, rows: int) -> LayerTimes:
         return layer_times(self.traces[key], key.mesh, self.machine, rows)
@@ -224,7 +223,7 @@ class Estimates:
         """Whether the classes are traced that its price takes."""
         keys = {candidate.trace_class}
         if candidate.share < 1 and candidate.checkpoint != NO_CHECKPOINT:
-            keys.add(_plain(candidate).trace_class)
+            keys.add(candidate.plain_class)
         return keys <= self.traces.keys()
 
     def _rank_peaks(self, cut: Candidate, part: float = 1.0) -> list[int]:
@@ -237,7 +236,7 @@ class Estimates:
         peaks = of(cut.trace_class)
         if cut.share == 1 or cut.checkpoint == NO_CHECKPOINT:
             return peaks
-        others = of(_plain(cut).trace_class)
+        others = of(cut.plain_class)
         return [round(cut.share * a + (1 - cut.share) * b) for a, b in zip(peaks, others, strict=True)]
 
     def _message_bytes(self, candidate: Candidate, traced: ClassTrace) -> int:
@@ -253,35 +252,54 @@ class Estimates:
     # Memory
 
     def _peak(self, candidate: Candidate, traced: ClassTrace, part: float = 1.0) -> int:
-        kept = 0
-        if not candidate.reshard_after_forward:
-            units = self._units(traced_key(candidate, self.traces, traced))
-            kept = traced.layers * (units.layer[0] + units.experts[0])
-        return max(_at(spot, candidate.rows * part, candidate, traced, kept) for spot in traced.spots)
+        key = traced_key(candidate, self.traces, traced)
+        return max(at_spot(spot, candidate, traced, self._units(key), part) for spot in traced.spots)
 
 
 def traced_key(candidate: Candidate, traces: Mapping[Candidate, ClassTrace], traced: ClassTrace) -> Candidate:
     """The class of a trace."""
     key = candidate.trace_class
-    return key if traces[key] is traced else _plain(candidate).trace_class
+    return key if traces[key] is traced else candidate.plain_class
 
 
-def _at(spot: Spot, own_rows: float, candidate: Candidate, traced: ClassTrace, kept: int) -> int:
-    """The bytes in use at a moment."""
-    shards = traced.shards / candidate.shards * traced.parameters / max(traced.traced_parameters, 1)
-    rows = own_rows / traced.rows
+def at_spot(spot: Spot, candidate: Candidate, traced: ClassTrace, units: UnitBytes, part: float = 1.0) -> int:
+    """The bytes in use at a moment, with this part of the activations."""
+    shards = traced.shards / candidate.shards
+    grown = traced.parameters / max(traced.traced_parameters, 1)
+    rows = part * candidate.rows / traced.rows
     total = 0.0
     for category, count in spot.use.items():
-        if category in SHARDED or (category == "temporaries" and spot.phase not in IN_STEP):
-            total += count * shards
-        elif category in ("activations", "temporaries", "batch"):
+        if category == "gradients":
+            total += shards * _gradients(spot, candidate, traced, grown)
+        elif category in SHARDED or (category == "temporaries" and spot.phase not in IN_STEP):
+            total += count * shards * grown
+        elif category in BY_ROWS:
             total += count * rows
-        elif category == "collectives" and candidate.tp > 1:
-            total += count * max(rows, 1.0)
+        elif category == "batch":
+            total += count * rows * candidate.accumulate
+        elif category == "gathered" and not candidate.reshard_after_forward:
+            total += max(count, _kept_gathered(spot, traced, units))
         else:
             total += count
-    total += spot.held * (traced.layers - 3 if traced.run else 0) * traced.layer * rows
-    return round(total + (kept if spot.phase in ("loss", "backward") else 0))
+    total += spot.held * (traced.layers - SHORT if traced.run else 0) * traced.layer * rows
+    return round(total)
+
+
+def _gradients(spot: Spot, candidate: Candidate, traced: ClassTrace, grown: float) -> float:
+    """The bytes of gradients on the shards of the trace. Those of layers that the short model lacks are there behind their
+    backward, and those of all from the first accumulated part on.
+    """
+    if candidate.accumulate > 1:
+        return grown * max(one.use["gradients"] for one in traced.spots)
+    return spot.use["gradients"] * (1.0 if spot.held else grown)
+
+
+def _kept_gathered(spot: Spot, traced: ClassTrace, units: UnitBytes) -> float:
+    """The bytes of gathered parameters that are kept after forward: of the layers that have run, and have not run backward."""
+    if spot.phase not in IN_STEP:
+        return 0.0
+    layers = spot.whole + 1 + spot.held * (traced.layers - SHORT if traced.run else 0)
+    return min(layers, traced.layers) * (units.layer[0] + units.experts[0]) + units.others[0]
 
 
 def _stage_times(layers: Sequence[int], times: LayerTimes) -> list[StageTimes]:
@@ -295,5 +313,8 @@ def _stage_times(layers: Sequence[int], times: LayerTimes) -> list[StageTimes]:
     return found
 
 
-def _plain(candidate: Candidate) -> Candidate:
-    return replace(candidate, checkpoint=NO_CHECKPOINT, share=1.0)
+@functools.cache
+def _with_fewer_ranks(key: Candidate) -> tuple[Candidate, ...]:
+    """The class with fewer ranks of tp, the most first."""
+    fewer = (tp for tp in range(key.tp - 1, 0, -1) if key.tp % tp == 0)
+    return tuple(replace(key, tp=tp).trace_class for tp in fewer)

@@ -22,14 +22,16 @@ PRODUCTS = (GEMM, ATTENTION)
 class Recomputation:
     """What a mode does to a layer. Backward computes again what runs before the last product, or the `whole` layer, but for
     products whose names are not `again` and collectives of the kinds `received`. For each operator on DTensors of that, the
-    host has `dtensors` of them. A layer keeps the results of products that are not computed again, `stream` bytes for each token
-    of a rank's stream, and `fixed` bytes for each token, however the stream is split.
+    host has `dtensors` of them. A layer keeps the results of products that are not computed again, for each of which the host has
+    `saves` operators on DTensors in forward, `stream` bytes for each token of a rank's stream, and `fixed` bytes for each token,
+    however the stream is split.
     """
 
     whole: bool
     again: frozenset[str]
     received: frozenset[str]
     dtensors: float
+    saves: float
     stream: float
     fixed: float
 
@@ -44,7 +46,7 @@ def recomputation(
     names = frozenset(m.name for m in done if m.kind in PRODUCTS)
     products = sum(m.kind in PRODUCTS for m in done)
     moved = sum(m.moved for m in done if m.kind not in PRODUCTS)
-    forward = _forward(plain)[MIDDLE]
+    forward, own = _forward(plain)[MIDDLE], _forward(traced)[MIDDLE]
 
     def miss(whole: bool) -> tuple[int, int]:
         block = _left(_operators(_part(forward, whole)), names)
@@ -57,12 +59,14 @@ def recomputation(
     received = frozenset(_kinds([m for m, _ in block])) - set(sent)
     dtensors = _dtensors(_backward(traced)) - _dtensors(_backward(plain))
     rest = (traced.layer - _results(block, names)) / traced.tokens
+    saved = _dtensors(_operators(own)) - _dtensors(_operators(forward))
     stream = min(full.stream / split, rest) if full is not None else rest
     return Recomputation(
         whole,
         names,
         received,
         dtensors / max(_dtensors(_left(_operators(block), names)), 1),
+        saved / max(len(_kept(block, names)), 1),
         stream * split,
         rest - stream,
     )
@@ -106,12 +110,15 @@ Referenced = list[tuple[Moment, int]]
 def _line(plain: ClassTrace, mode: Recomputation) -> tuple[Moment, ...]:
     """The line with what each layer computes again before its backward."""
     forward = _forward(plain)
+    kept = {id(m) for layer in forward.values() for m in _kept(_part(layer, mode.whole), mode.again)}
     made: Referenced = []
     for moment, collective in _referenced(plain.line):
         index = plain.place(moment.module)
         begins = isinstance(moment, Operator) and moment.phase == "backward" and not moment.copies
         if begins and index in forward:
             made += _again(_part(forward.pop(index), mode.whole), mode)
+        if isinstance(moment, Operator) and id(moment) in kept:
+            moment = dataclasses.replace(moment, dtensors=moment.dtensors + round(mode.saves))
         made.append((moment, collective))
     return _counted(made)
 
@@ -169,6 +176,11 @@ def _left(block: Sequence[Operator], again: frozenset[str]) -> list[Operator]:
     return [m for m in block if m.kind not in PRODUCTS or m.name in again]
 
 
+def _kept(block: Referenced, again: frozenset[str]) -> list[Operator]:
+    """The products that are not computed `again`."""
+    return [m for m in _operators(block) if m.kind in PRODUCTS and m.name not in again]
+
+
 def _again(block: Referenced, mode: Recomputation) -> Referenced:
     """The moments of a block that backward has again. Collectives have other numbers, and what waits for a collective before the
     block has waited in forward.
@@ -192,7 +204,7 @@ def _again(block: Referenced, mode: Recomputation) -> Referenced:
 
 def _results(block: Referenced, again: frozenset[str]) -> int:
     """The bytes of the results of the products that are not computed again."""
-    return sum(_bytes(m) for m in _operators(block) if m.kind in PRODUCTS and m.name not in again)
+    return sum(map(_bytes, _kept(block, again)))
 
 
 def _bytes(product: Operator) -> int:

@@ -49,7 +49,7 @@ TEN = 10
 SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
-EFFORT = 120
+EFFORT = 100
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
 
 

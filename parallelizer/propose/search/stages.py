@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from parallelizer.language.pipeline.actions import Order
+from parallelizer.language.pipeline.actions import BACKWARD, BACKWARD_INPUT, FORWARD, Action, Order
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.language.pipeline.replay import ActionCosts, replay
 from parallelizer.propose.search.candidate import Candidate
@@ -18,6 +19,11 @@ ROUNDS = 2
 
 ORDERS = 32
 """Orders that are kept: each has an object for every action."""
+
+HALF = 1.25
+"""What a layer holds between the halves of its backward, by its activations: the gradients of its products are there too, and
+what only the first half needs is not.
+"""
 
 WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved-1f1b")
 """Schedules whose first rank computes nothing while a first and a last microbatch are on the others."""
@@ -143,29 +149,61 @@ def _order(schedule: str, ranks: int, stages_per_rank: int, microbatches: int) -
     return SCHEDULES[schedule].order(ranks, stages_per_rank, microbatches)
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """What a rank holds at a moment: by stage the microbatches whose backward has not begun, and those of which the second half
+    of backward is left; and the stages that have gradients.
+    """
+
+    whole: tuple[tuple[int, int], ...]
+    halves: tuple[tuple[int, int], ...]
+    graded: frozenset[int]
+
+
 @functools.cache
-def _live(schedule: str, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[int, ...]:
-    """The most microbatches of each stage that its rank holds, at the moment when the rank holds most in all."""
-    found = [0] * (ranks * stages_per_rank)
-    for actions in _order(schedule, ranks, stages_per_rank, microbatches):
-        held: dict[int, int] = {}
-        count = most = 0
-        for action in actions:
-            change = {"F": 1, "I": 0}.get(action.kind, -1)
-            held[action.stage] = held.get(action.stage, 0) + change
-            count += change
-            if count > most:
-                most = count
-                for stage, here in held.items():
-                    found[stage] = here
-    return tuple(found)
+def _held(
+    schedule: str, ranks: int, stages_per_rank: int, microbatches: int
+) -> tuple[tuple[_Moment, ...], ...]:
+    """Of each rank the moments of a step at which it may hold most: of those with gradients of the same stages, those at which
+    most microbatches are held.
+    """
+    return tuple(_most(actions) for actions in _order(schedule, ranks, stages_per_rank, microbatches))
+
+
+def _most(actions: Sequence[Action]) -> tuple[_Moment, ...]:
+    whole: Counter[int] = Counter()
+    halves: Counter[int] = Counter()
+    graded: set[int] = set()
+    most: dict[tuple[frozenset[int], bool], tuple[tuple[int, int], _Moment]] = {}
+
+    def note() -> None:
+        each = whole.total(), halves.total()
+        for first in (False, True):
+            key, score = (frozenset(graded), first), (each if first else (sum(each), each[1]))
+            if key not in most or score > most[key][0]:
+                held = _Moment(tuple(whole.items()), tuple(halves.items()), key[0])
+                most[key] = score, held
+
+    for action in actions:
+        if action.kind is FORWARD:
+            whole[action.stage] += 1
+            note()
+        elif action.kind is BACKWARD_INPUT:
+            whole[action.stage] -= 1
+            halves[action.stage] += 1
+            note()
+        else:
+            (whole if action.kind is BACKWARD else halves)[action.stage] -= 1
+            graded.add(action.stage)
+            note()
+    return tuple({held: None for _, held in most.values()})
 
 
 def rank_peaks(
     candidate: Candidate, traced: ClassTrace, units: UnitBytes, message: int, part: float = 1.0
 ) -> list[int]:
-    """About the peak of memory of each rank, with this part of the activations: its states, its parameters gathered and their
-    gradients whole for the step, the activations of the microbatches in flight, and what a layer or the head needs while it runs.
+    """About the peak of memory of each rank, with this part of the activations: its states, its parameters gathered for the step
+    and their gradients whole, the activations of the microbatches in flight, and what a layer or the head needs while it runs.
     """
     kind, stages = SCHEDULES[candidate.schedule], len(candidate.layers)
     rows = part * candidate.rows / traced.rows
@@ -173,20 +211,32 @@ def rank_peaks(
     each = (before["parameters"] + before["optimizer"]) * traced.shards / max(traced.traced_parameters, 1)
     # Without a limit on what is in flight, that is the whole batch.
     count = candidate.microbatches if candidate.schedule == "gpipe" else _few(candidate)
-    live = _live(candidate.schedule, candidate.pp, candidate.stages_per_rank, count)
     running, head = (work * rows for work in traced.workspace)
     lasts = before["buffers"] + before["batch"] * rows * candidate.microbatches + 2.0 * message
     totals = [lasts] * candidate.pp
+    gradients: list[float] = []
     for stage, layers in enumerate(candidate.layers):
-        end = stage in (0, stages - 1)
-        numel = layers * traced.numel[0] + (traced.numel[1] / 2 if end else 0)
-        whole = layers * (units.layer[0] + units.experts[0]) + (units.others[0] / 2 if end else 0)
-        totals[kind.rank_of(stage, candidate.pp)] += (
-            numel * each / candidate.shards
-            + 3 * whole  # in 16 bits, and the gradients in 32
-            + live[stage] * layers * traced.layer * rows
-        )
+        ends = 0.5 if stage in (0, stages - 1) else 0.0
+        numel = layers * traced.numel[0] + ends * traced.numel[1]
+        gathered = layers * (units.layer[0] + units.experts[0]) + ends * units.others[0]
+        gradients.append(layers * (units.layer[2] + units.experts[2]) + ends * units.others[2])
+        shards = numel * each / candidate.shards
+        if candidate.accumulate > 1:
+            shards += gradients[-1] / candidate.shards
+        totals[kind.rank_of(stage, candidate.pp)] += shards + gathered
+    moments = _held(candidate.schedule, candidate.pp, candidate.stages_per_rank, count)
     last = kind.rank_of(stages - 1, candidate.pp)
+
+    def most(rank: int) -> float:
+        return max(
+            sum(candidate.layers[stage] * n for stage, n in held.whole) * traced.layer * rows
+            + sum(candidate.layers[stage] * n for stage, n in held.halves) * traced.layer * HALF * rows
+            + sum(gradients[stage] for stage in held.graded)
+            + (traced.whole_weights if held.graded and any(n for _, n in held.halves) else 0)
+            for held in moments[rank]
+        )
+
     return [
-        round(total + (max(running, head) if rank == last else running)) for rank, total in enumerate(totals)
+        round(total + most(rank) + (max(running, head) if rank == last else running))
+        for rank, total in enumerate(totals)
     ]

@@ -17,8 +17,9 @@ from parallelizer.configuration.step_time import step_time
 from parallelizer.configuration.validate import validating
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.stages import WHOLE_BACKWARD
 from parallelizer.propose.search.task import SearchTask
-from parallelizer.simulate.record.pipeline_step import FEW
+from parallelizer.simulate.record.pipeline_step import FEW, FEW_SPLIT
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.record.trace_classes import tracing_classes, worst
 from parallelizer.simulate.time.predict import StepTime
@@ -131,7 +132,8 @@ def effort(candidate: Candidate, run: Run | None) -> int:
     if candidate.pp > 1:
         on_rank = candidate.stages_per_rank * max(candidate.layers, default=1)
         ranks = min(3, candidate.pp)
-        parts = min(candidate.accumulate, FEW) * min(candidate.microbatches, FEW)
+        few = FEW if candidate.schedule in WHOLE_BACKWARD else FEW_SPLIT
+        parts = min(candidate.accumulate, FEW) * min(candidate.microbatches, few)
         return ranks * on_rank * (1 + parts + candidate.accumulate * candidate.microbatches // PLAYED)
     parts = 1 + min(candidate.accumulate, FEW)
     if candidate.share < 1:

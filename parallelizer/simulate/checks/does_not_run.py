@@ -13,6 +13,8 @@ from parallelizer.simulate.checks.followed_step import MIXED, Followed
 from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.follow.varying import Operand
 from parallelizer.simulate.whole_numbers import IN_PLACE, QUOTED_ROOT, advised
+from parallelizer.styles.context_parallel.buffers import WHOLE
+from parallelizer.styles.target import forward_names
 
 FAILS_HERE = "it fails here"
 
@@ -38,7 +40,8 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     numbers = failure.numbers
     if numbers is not None:
         numbers = dataclasses.replace(numbers, module=followed.one(numbers.module))
-    help_text, near = advised(followed.program, numbers, _advice(failure, followed.one(failure.module)))
+    advice = _whole_entries(followed, failure) or _advice(failure, followed.one(failure.module))
+    help_text, near = advised(followed.program, numbers, advice)
     if near is not None:
         span = near.rule.span
         related = tuple(r for r in related if r.span != span)
@@ -88,12 +91,30 @@ def _said(text: str) -> str:
     return f"tensors of sizes {other} and {one} are combined, and dimension {dim} differs"
 
 
+def _of_sizes(failure: StepFailure) -> bool:
+    return any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size"))
+
+
+def _whole_entries(followed: Followed, failure: StepFailure) -> str | None:
+    """What to do about entries of the batch that stay whole, where the forward may read them token by token."""
+    program = followed.program
+    taken = forward_names(followed.model) or ()
+    whole = [name for name in sorted(WHOLE) if name in taken and name not in program.plan.batch]
+    if program.mesh.sizes["cp"] == 1 or not whole or not _of_sizes(failure):
+        return None
+    entries = ", ".join(f"`{name}: 1`" for name in whole)
+    return (
+        f"{', '.join(whole)} stays whole over cp, as attention needs it: if the forward reads it token by token, add {entries} "
+        f"to buffers.batch of {program.plan.file}; otherwise check `input` and `output` in the rules of the modules around it"
+    )
+
+
 def _advice(failure: StepFailure, path: str) -> str:
     if MIXED in failure.text:
         meets = f"{path or 'the root'} mixes a DTensor with a plain tensor"
         return f"{meets}: give it a style, or let the module before it return plain tensors"
     if IN_PLACE in failure.text:
         return "write `own: true` in the `rowwise` rule whose output this is, or `out = out + ...` in the forward"
-    if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):
+    if _of_sizes(failure):
         return "the tensors have different placements there: check `input` and `output` in the rules of the modules around it"
     return f"`python -m parallelizer explain {path or QUOTED_ROOT}` shows the rules there"

@@ -14,7 +14,14 @@ from torch import nn
 from parallelizer.language.pipeline.actions import Action, ActionKind, Order
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.operators import Moment
-from parallelizer.simulate.record.pipeline_step import Marks, occurrences, pieces_of, stage_kinds, stand_in
+from parallelizer.simulate.record.pipeline_step import (
+    FEW,
+    Marks,
+    occurrences,
+    pieces_of,
+    stage_kinds,
+    stand_in,
+)
 from parallelizer.simulate.record.time_line import TimeLine
 from parallelizer.styles.application import Program
 
@@ -67,10 +74,15 @@ class PipelineLines:
 
 
 def rank_lines(
-    line: TimeLine, entries: Sequence[Collective], marks: Marks, schedule: Sequence[Action], parts: int
+    line: TimeLine,
+    entries: Sequence[Collective],
+    marks: Marks,
+    schedule: Sequence[Action],
+    parts: int,
+    few: int = FEW,
 ) -> RankLines:
     """The lines of a recorded rank, with the ledger's entries in their places. `schedule` are the actions of the rank in each of
-    the `parts` of a step.
+    the `parts` of a step; `few` of a kind stand for all.
     """
     pieces = pieces_of([list(range(len(line.line)))], marks)
     known: dict[Moment, Moment] = {}
@@ -91,7 +103,7 @@ def rank_lines(
     for part in range(parts):
         for action, (at, count) in zip(schedule, occurrences(schedule), strict=True):
             those = times[stand_in(part, parts, recorded), action.kind, action.stage]
-            those[stand_in(at, count, len(those))] += 1
+            those[stand_in(at, count, len(those), few)] += 1
     return RankLines(
         actions, moments(pieces.ends[max(pieces.ends)][0]), {key: tuple(n) for key, n in times.items()}
     )

@@ -3,7 +3,8 @@
 What an action of a schedule computes depends on its kind and stage, and on whether it is the first or the last of these:
 FSDP gathers in the first forward and reduces in the last backward, the first backward allocates the gradients. All others
 are alike. So microbatches are recorded that have the first, the second and the last action of every kind, and the
-recordings are put together in the order of the whole schedule.
+recordings are put together in the order of the whole schedule. Where backwards are split, the second of two halves may run
+before or behind other backwards at the begin and the end of a step: there two more are recorded.
 
 What an action allocates and frees of messages may belong to other actions: a receive begins one message ahead, and what was sent
 is released when an answer comes. These recordings are kept by message, and are put where `RankMessages` has them in the whole
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from parallelizer.language.pipeline.actions import Action
+from parallelizer.language.pipeline.actions import BACKWARD_WEIGHT, Action, Order
 from parallelizer.language.pipeline.messages import (
     POST,
     RELEASE,
@@ -38,6 +39,8 @@ T = TypeVar("T")
 
 FEW = 3
 """Actions of a kind, or accumulated parts, that stand for all."""
+FEW_SPLIT = 5
+"""Actions of a kind that stand for all where backwards are split: the first three and the last two."""
 
 Lists = list[list[Any]]
 """The lists of a recording, or a stretch of each."""
@@ -58,7 +61,14 @@ def sample(pipeline: LivePipeline) -> tuple[int, ...]:
     by_kind: dict[tuple[Any, int], list[int]] = {}
     for action in pipeline.order[pipeline.rank]:
         by_kind.setdefault((action.kind, action.stage), []).append(action.microbatch)
-    return tuple(sorted({each[at] for each in by_kind.values() for at in _few(len(each))}))
+    few = few_actions(pipeline.order)
+    return tuple(sorted({each[at] for each in by_kind.values() for at in _few(len(each), few)}))
+
+
+def few_actions(order: Order) -> int:
+    """How many actions of a kind stand for all."""
+    split = any(action.kind is BACKWARD_WEIGHT for actions in order for action in actions)
+    return FEW_SPLIT if split else FEW
 
 
 def every_part(lists: Lists, marks: Marks, parts: int) -> Lists:
@@ -74,11 +84,15 @@ def every_part(lists: Lists, marks: Marks, parts: int) -> Lists:
 
 def few_parts(parts: Sequence[T]) -> list[T]:
     """The accumulated parts that stand for all."""
-    return [parts[at] for at in _few(len(parts))]
+    return [parts[at] for at in _few(len(parts), FEW)]
 
 
-def _few(count: int) -> tuple[int, ...]:
-    return tuple(range(count)) if count <= FEW else (*range(FEW - 1), count - 1)
+def _few(count: int, few: int) -> tuple[int, ...]:
+    """Which of `count` stand for all: those that begin, the last of which stands for those between, and those that end."""
+    ending = few // 2
+    if count <= few:
+        return tuple(range(count))
+    return (*range(few - ending), *range(count - ending, count))
 
 
 @dataclass
@@ -164,6 +178,7 @@ def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | N
                 add(pieces.messages[str(step), kind, to + shift[here]])
 
     actions = pipeline.order[rank]
+    few = few_actions(pipeline.order)
     recorded = 1 + max(pieces.ends)
     moving = traffic(pipeline.order, rank, pipeline.ranks)
     for part in range(parts):
@@ -173,7 +188,7 @@ def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | N
         for action, (at, count) in zip(actions, number, strict=True):
             own = action.stage + shift[action.stage]
             those = pieces.actions[stands, action.kind, own]
-            for piece in those[stand_in(at, count, len(those))]:
+            for piece in those[stand_in(at, count, len(those), few)]:
                 if not isinstance(piece, tuple):
                     add(piece)
                     continue
@@ -196,11 +211,13 @@ def occurrences(actions: Sequence[Action]) -> list[tuple[int, int]]:
     return [(at, counts[a.kind, a.stage]) for at, a in zip(places, actions, strict=True)]
 
 
-def stand_in(at: int, count: int, few: int) -> int:
-    """Which of the few stands for the one at `at` of `count`: the first, the last, or the second."""
-    if at == 0 or count <= few:
+def stand_in(at: int, count: int, recorded: int, few: int = FEW) -> int:
+    """Which of those that are `recorded` stands for the one at `at` of `count`, by the rule of `few`."""
+    ending = few // 2
+    beginning = few - ending
+    if at < beginning or count <= recorded:
         return at
-    return few - 1 if at == count - 1 else 1
+    return recorded - (count - at) if at >= count - ending else beginning - 1
 
 
 def pieces_of(lists: Lists, marks: Marks) -> Pieces:

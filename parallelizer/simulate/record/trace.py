@@ -51,6 +51,7 @@ from parallelizer.simulate.record.pipeline_step import (
     Marks,
     alike,
     every_part,
+    few_actions,
     few_parts,
     pieces_of,
     prepare,
@@ -341,7 +342,8 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int, *, war
         moments = tuple(line.moments(ledger.entries, places))
     else:
         schedule = pipeline.order[pipeline.rank]
-        lines = rank_lines(line, ledger.entries, marks.of(3), schedule, len(parts))
+        of_kind = few_actions(pipeline.order)
+        lines = rank_lines(line, ledger.entries, marks.of(3), schedule, len(parts), of_kind)
         pieces = pieces_of(lists, marks.of(0, 1, 2, since=start))
         lists = whole_step(pieces, pipeline, len(parts))
         for other in like:

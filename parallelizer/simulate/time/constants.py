@@ -33,12 +33,12 @@ class Constants:
     - `spread`: the standard deviation of the logarithm of published by predicted time, over sources that the fit has not seen.
     """
 
-    sustained: float = 0.885
-    attention_backward: float = 0.779
-    memory: float = 0.809
-    contention: float = 0.105
-    power: float = 0.527
-    straggling: float = 0.0059
+    sustained: float = 0.912
+    attention_backward: float = 0.781
+    memory: float = 0.806
+    contention: float = 0.116
+    power: float = 0.553
+    straggling: float = 0.0065
     network: float = 0.94
     spread: float = 0.09
 

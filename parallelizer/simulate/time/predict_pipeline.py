@@ -17,7 +17,7 @@ from parallelizer.language.pipeline.replay import replay as replay_order
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.record.action_lines import Line, PipelineLines
 from parallelizer.simulate.record.operators import Issued
-from parallelizer.simulate.record.pipeline_step import FEW, stand_in
+from parallelizer.simulate.record.pipeline_step import FEW, few_actions, stand_in
 from parallelizer.simulate.time.constants import FITTED, Constants
 from parallelizer.simulate.time.machine import Machine
 from parallelizer.simulate.time.predict import StepTime, Tally, step_time_of
@@ -61,6 +61,7 @@ class PricedPipeline:
         """The parts that are replayed one by one; the others take what the one before the last takes."""
         self.ranks = stage_ranks(lines.order)
         self.order, self.places = _of_parts(lines.order, self.parts)
+        self.few = few_actions(lines.order)
         self.priced = functools.cache(self._priced)
         self._line = functools.cache(self._line_seconds)
 
@@ -73,7 +74,7 @@ class PricedPipeline:
         actions = self.lines.by_stage[stands.stage].actions
         recorded = 1 + max(p for p, _, _ in actions)
         those = actions[stand_in(part, self.parts, recorded), kind, stands.stage]
-        one = self._line(those[stand_in(at, count, len(those))])
+        one = self._line(those[stand_in(at, count, len(those), self.few)])
         if stands.factor == 1.0:
             return one
         flops = tuple(round(n * stands.factor) for n in one.flops)

@@ -29,8 +29,8 @@ from parallelizer.styles.context_parallel.sequence import CurrentOrder, gather_s
 from parallelizer.styles.context_parallel.to_device import to_device
 
 WHOLE = frozenset({"attention_mask"})
-"""Entries of a batch, [batch, sequence], that a transformers model is given whole under context parallelism: what they say
-is of keys, of which attention sees all.
+"""Entries of a batch, [batch, sequence], that a model is given whole under context parallelism, if the plan does not split
+them: what they say is of keys, of which attention sees all.
 """
 
 

@@ -48,7 +48,7 @@ def check(mask: Tensor, q: Tensor, k: Tensor, order: Order) -> Tensor:
     if ranks > 1 and shape[3] == keys > 1 and keys != whole:
         raise ValueError(
             f"attn_mask has {keys} columns, the rows of one rank: it was made from a local length, and the sequence "
-            f"has {whole}"
+            f"has {whole}. A batch entry `attention_mask`, [batch, sequence], stays whole if buffers.batch does not list it"
         )
     if shape[3] not in (1, whole):
         raise ValueError(f"attn_mask has {shape[3]} columns, and the sequence {whole}")

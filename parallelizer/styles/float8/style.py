@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.extras import installed_by
 from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
 from parallelizer.styles.float8.recipes import (
     CAPABILITY,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from parallelizer.styles.application import Application, Exporting, Live
     from parallelizer.styles.target import Target
 
-INSTALL = "pip install 'path/to/parallelizer[float8]', in which the path is that of a clone"
 
 declare(
     StyleDeclaration(
@@ -76,7 +76,9 @@ def float8(target: Target) -> Sharding:
     _check_module(target)
     if importlib.util.find_spec("torchao") is None:
         raise StyleError(
-            "precision-torchao", "float8 needs the package torchao, which is not installed", INSTALL
+            "precision-torchao",
+            "float8 needs the package torchao, which is not installed",
+            installed_by("float8"),
         )
     return Sharding(None, (), stacked=stacked_weights(target.module))
 

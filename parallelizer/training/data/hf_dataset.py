@@ -11,6 +11,7 @@ from typing import Any
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.hugging_face.extra import not_installed
 from parallelizer.training.data.choose_tokenizer import tokenizer_of
 from parallelizer.training.data.corpus import Data, build
 from parallelizer.training.data.files import record_file
@@ -67,7 +68,7 @@ def _opened(path: str, split: str, name: str | None) -> tuple[Any, list[Path]]:
     try:
         import datasets
     except ImportError:
-        raise _unreadable(path, "datasets is not installed: pip install datasets") from None
+        raise _unreadable(path, not_installed("datasets")) from None
     datasets.disable_progress_bars()
     place = Path(path).expanduser()
     try:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.hugging_face.architecture import TARGET
+from parallelizer.hugging_face.extra import not_installed
 from parallelizer.training.data.files import FileRecord, read_document
 from parallelizer.training.data.tokenizer import Tokenizer
 
@@ -83,7 +84,7 @@ def load(choice: str) -> HuggingFaceTokenizer:
 
         from parallelizer.hugging_face.build import hub_answers
     except ImportError:
-        raise _unreadable(choice, "transformers is not installed: pip install transformers") from None
+        raise _unreadable(choice, not_installed("transformers")) from None
     if path.is_dir() and not has_tokenizer(path):
         raise _unreadable(choice, f"the folder has none of {', '.join(FILES)}")
     here = path.exists() or not hub_answers()

@@ -9,11 +9,12 @@ import torch
 
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
-from parallelizer.diagnostics.package_folder import config_folder
-from parallelizer.language.yaml_nodes import shown_path
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.launch.outside import OutsideRanks
 from parallelizer.training.settings import Settings
+
+MOST = 64
+"""So many processes one machine starts without being asked for more."""
 
 PER_CORE = 8
 ANYWHERE = 16
@@ -29,8 +30,8 @@ def check_ranks(setup: Setup, settings: Settings, outside: OutsideRanks | None, 
     if outside is None and setup.device == "cuda":
         check_gpus(world, command)
     elif outside is None:
-        check_processes(world, settings.max_cpu_ranks, command)
-        if not _chosen(setup):
+        check_processes(world, settings.max_cpu_ranks or MOST, command)
+        if settings.max_cpu_ranks is None:
             _check_cores(world)
     elif outside.world_size != world:
         message = (
@@ -42,12 +43,6 @@ def check_ranks(setup: Setup, settings: Settings, outside: OutsideRanks | None, 
     elif setup.device == "cuda" and not torch.cuda.is_available():
         message = f"rank {outside.rank} was started where there is no GPU"
         raise LaunchError(message, "let CPU processes stand in for GPUs: device=cpu")
-
-
-def _chosen(setup: Setup) -> bool:
-    """Whether somebody has set how many processes this machine may start: the shipped value is not meant for it."""
-    span = setup.origins.span("launch.max_cpu_ranks")
-    return span is not None and span.file != shown_path(config_folder() / "train.yaml")
 
 
 def _check_cores(world: int) -> None:

@@ -84,6 +84,13 @@ def test_every_entry_with_the_sequence_must_be_split() -> None:
     assert findings(text("{batch: {input_ids: 1, labels: 1}}"), llama(), CP, workload=weights) == ()
 
 
+def test_a_mask_of_keys_stays_whole() -> None:
+    plan = text("{batch: {input_ids: 1, labels: 1}}")
+    assert findings(plan, llama(), CP, workload=work(attention_mask=ENTRIES["labels"])) == ()
+    square = work(attention_mask=Entry(("batch", 1, "sequence", "sequence")))
+    assert finding(plan, llama(), CP, workload=square).code == "missing-buffers"
+
+
 def test_context_parallelism_without_any_split_entry() -> None:
     found = finding(RULES, llama(), CP)
     assert (found.code, found.message) == (

@@ -8,7 +8,7 @@ import pytest
 
 from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, Candidate
 from parallelizer.propose.search.classes import TracedClasses
-from parallelizer.propose.search.estimate import Estimates
+from parallelizer.propose.search.estimate import SURE, Estimates
 from parallelizer.propose.search.task import SearchTask, read_task
 from parallelizer.simulate.record.operators import Issued, Wait
 
@@ -16,7 +16,7 @@ SMALL = (
     "hardware=h100", "gpus=8", "train.seq_len=512", "model.dim=256", "model.hidden_dim=512", "model.n_heads=4",
     "model.n_kv_heads=4", "model.max_seq_len=512", "model.n_layers=8", "train.batch_size=32",
 )  # fmt: skip
-EXPERTS = ("model=hf_qwen3_moe", "hardware=h100", "gpus=8", "train.seq_len=128", "train.batch_size=32",
+EXPERTS = ("model=hf_qwen3_moe", "hardware=h100", "gpus=8", "train.seq_len=136", "train.batch_size=32",
            "++model.config.num_hidden_layers=8")  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def _compared(classes: TracedClasses, task: SearchTask, one: Candidate) -> None:
         candidate = replace(one, dp_shard=8 // one.tp // one.cp, rows=rows)
         made, real = derived.of(candidate), traced.of(candidate)
         assert made.seconds == pytest.approx(real.seconds, rel=0.03)
-        assert made.peak == pytest.approx(real.peak, rel=0.08)
+        assert made.peak == pytest.approx(real.peak, rel=SURE - 1)
 
 
 @pytest.fixture(scope="module")

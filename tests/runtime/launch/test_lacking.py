@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import threading
 import time
@@ -239,7 +240,13 @@ def late(folder: str) -> None:
         dist.all_reduce(torch.ones(4), group=group, async_op=True)
     c10d: Any = torch._C._distributed_c10d  # the stub lacks the name
     written = c10d._dump_fr_trace()
-    (Path(folder) / f"collectives_rank{dist.get_rank()}").write_bytes(written)
+    # Another thread records that the first has ended, and the file appears whole: the other ranks look for its name.
+    while not pickle.loads(written)["entries"][0]["retired"]:
+        time.sleep(0.01)
+        written = c10d._dump_fr_trace()
+    record = Path(folder) / f"collectives_rank{dist.get_rank()}"
+    record.with_name(f"part{dist.get_rank()}").write_bytes(written)
+    record.with_name(f"part{dist.get_rank()}").rename(record)
     while len(list(Path(folder).glob("collectives_rank?"))) < dist.get_world_size():
         time.sleep(0.01)
     raise RuntimeError("a timeout")

@@ -51,6 +51,18 @@ def test_a_few_microbatches_stand_for_all(schedule: str) -> None:
         assert changes(few) == changes(whole)
 
 
+HALVES = ("1f1b", "zbv", "dualpipev")
+
+
+@pytest.mark.parametrize("schedule", chosen(HALVES, ("zbv",)))
+def test_a_few_microbatches_in_16_bits_stand_for_all(schedule: str) -> None:
+    """In 16 bits a step's second halves of backwards hold what those in 32 bits do not."""
+    setup = small("pp2", schedule, "train.dtype=bfloat16")
+    few, whole = in_children([(recorded, setup, 1), (recorded_whole, setup, 1)])
+    assert few.ledger == whole.ledger
+    assert changes(few) == changes(whole)
+
+
 @pytest.mark.parametrize("preset", chosen(("pp2_fsdp2", "pp2_cp2"), ()))
 def test_a_few_parts_stand_for_all_that_are_accumulated(preset: str) -> None:
     setup = small(preset, "1f1b", "train.batch_size=64", "train.accumulate=4")

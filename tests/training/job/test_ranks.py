@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
-from parallelizer.configuration.setup import Setup
+from parallelizer.commands.new.create import create
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.training.job.ranks import check_gpus, check_processes, check_ranks
-from parallelizer.training.settings import Settings
-from tests.simulate.setups import llama
+from parallelizer.training.settings import read_settings
+from tests.simulate.setups import LLAMA
 
 COMMAND = "-m my.train parallel=tp8"
 
@@ -21,17 +24,26 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
-def checked(setup: Setup) -> None:
-    check_ranks(setup, Settings(), None, "-m recipes.train")
+def checked(*overrides: str, config_dir: str | None = None) -> None:
+    composed = compose_config(list(overrides), config_dir)
+    check_ranks(from_config(*composed), read_settings(*composed), None, "-m recipes.train")
 
 
 def test_many_more_processes_than_cores_are_confirmed_first() -> None:
-    checked(llama("parallel=tp8_cp2", "device=cpu"))
-    many = ("parallel=fsdp8_tp8", "device=cpu")
+    checked(*LLAMA, "parallel=tp8_cp2", "device=cpu")
+    many = (*LLAMA, "parallel=fsdp8_tp8", "device=cpu")
     with pytest.raises(LaunchError, match="64 processes on 2 cores") as caught:
-        checked(llama(*many))
+        checked(*many)
     assert caught.value.help.startswith("to start them anyway, set launch.max_cpu_ranks=64")
-    checked(llama(*many, "launch.max_cpu_ranks=64"))
+    checked(*many, "launch.max_cpu_ranks=64")
+
+
+def test_they_are_in_a_new_project_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(LaunchError, match="64 processes on 2 cores"):
+        checked("parallel=fsdp8_tp8", "device=cpu", config_dir="conf")
 
 
 def test_gpus_that_suffice_pass(monkeypatch: pytest.MonkeyPatch) -> None:
