@@ -241,7 +241,7 @@ def late(folder: str) -> None:
     c10d: Any = torch._C._distributed_c10d  # the stub lacks the name
     written = c10d._dump_fr_trace()
     # Another thread records that the first has ended, and the file appears whole: the other ranks look for its name.
-    while not pickle.loads(written)["entries"][0]["retired"]:
+    while not _has_ended(written, 1):
         time.sleep(0.01)
         written = c10d._dump_fr_trace()
     record = Path(folder) / f"collectives_rank{dist.get_rank()}"
@@ -250,6 +250,15 @@ def late(folder: str) -> None:
     while len(list(Path(folder).glob("collectives_rank?"))) < dist.get_world_size():
         time.sleep(0.01)
     raise RuntimeError("a timeout")
+
+
+def _has_ended(written: bytes, number: int) -> bool:
+    """Whether the record says so of this call of the group, before which the launcher may have called others."""
+    return any(
+        entry["retired"]
+        for entry in pickle.loads(written)["entries"]
+        if entry["process_group"][1] == "mesh_tp" and entry["collective_seq_id"] == number
+    )
 
 
 @pytest.mark.ranks
