@@ -165,6 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             if arguments.html:
                 save(page(found, task, texts).encode("utf-8", "replace"), arguments.html)
+                sys.stderr.write(f"{arguments.html}: written\n")
             if texts:
                 _keep(arguments, task, found, texts[0])
                 if arguments.lock:
@@ -212,7 +213,8 @@ def _with(override: str, values: Mapping[str, str]) -> str:
 
 def _options(arguments: argparse.Namespace) -> list[str]:
     """The options that change what is found, as they are written."""
-    found = [word for limit in arguments.within for word in ("--within", limit)]
+    found = ["--config-dir", arguments.config_dir] if arguments.config_dir else []
+    found += [word for limit in arguments.within for word in ("--within", limit)]
     if arguments.memory:
         found += ["--memory", f"{arguments.memory / 2**30:g}GiB"]
     if arguments.aim != "time":
@@ -251,7 +253,7 @@ def _lock(arguments: argparse.Namespace, search: Search, task: SearchTask, text:
 
 
 def _next_steps(output: str | None, config_dir: str | None, overrides: Sequence[str]) -> list[str]:
-    """How to save the preset, if it is not, and to run it: a preset lies in the folder `parallel` of a configuration folder."""
+    """How to save the preset, if it is not, and to plan with it. Presets lie in the folder `parallel` of a configuration."""
     own = Path(config_dir or "conf", "parallel")
     target = Path(output or own / "found.yaml")
     steps = []
@@ -262,7 +264,7 @@ def _next_steps(output: str | None, config_dir: str | None, overrides: Sequence[
         target = own / target.name
         steps.append(f"to use it, move it to {target}")
     run = ["plan", "--config-dir", str(target.parent.parent), *overrides, f"parallel={target.stem}"]
-    return [*steps, f"{'then ' if steps else ''}run it: parallelizer {shlex.join(run)}"]
+    return [*steps, f"{'then ' if steps else ''}plan it: parallelizer {shlex.join(run)}"]
 
 
 def _teller() -> Callable[[str], None]:

@@ -16,6 +16,7 @@ from parallelizer.configuration.compose import compose_config, running_origins
 from parallelizer.configuration.dotted_path import function_at
 from parallelizer.configuration.limits import grown_key
 from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.read_hardware import read_hardware
 from parallelizer.configuration.read_mesh import read_mesh
 from parallelizer.configuration.read_model import read_model, read_workload
 from parallelizer.configuration.read_pipeline import check_rows, read_pipeline, without_pp
@@ -66,7 +67,7 @@ def from_config(
     if pipeline is not None and workload is not None:
         check_rows(reading, pipeline, mesh, workload)
     device = _device(reading)
-    optim, hardware = reading.get("optim"), reading.get("hardware")
+    optim, hardware = reading.get("optim"), read_hardware(reading)
     clip = _clip(reading)
     redistribute = _redistribute(reading)
     routing = read_routing(reading, mesh)
@@ -88,7 +89,7 @@ def from_config(
         device,
         optim=optim or {},
         clip=clip,
-        hardware=hardware or {},
+        hardware=hardware,
         origins=reading.origins,
         redistribute=redistribute,
         warnings=warnings,

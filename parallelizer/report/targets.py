@@ -30,7 +30,7 @@ def _obstacle(path: str | Path) -> str | None:
         if os.path.lexists(target) and not os.path.isfile(target):
             return "it is there and is not a file"
         if not os.path.isdir(folder):
-            return f"there is no folder {os.path.dirname(path) or folder}"
+            return f"there is no folder {os.path.dirname(path) or folder} (`mkdir -p` makes it)"
     except (OSError, ValueError) as error:  # a name that no file can have
         return (error.strerror if isinstance(error, OSError) else None) or str(error)
     return None if os.access(folder, os.W_OK | os.X_OK) else f"nothing can be made in {folder}"

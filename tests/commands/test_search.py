@@ -19,14 +19,14 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_output_it_says_to_save_the_preset_before_it_is_run() -> None:
     save, run = _next_steps(None, None, ["model=llama3_8b"])
     assert save == "save it: create the folder conf/parallel and add --output conf/parallel/found.yaml"
-    assert run == "then run it: parallelizer plan --config-dir conf model=llama3_8b parallel=found"
+    assert run == "then plan it: parallelizer plan --config-dir conf model=llama3_8b parallel=found"
     os.makedirs("conf/parallel")
     assert _next_steps(None, None, [])[0] == "save it: add --output conf/parallel/found.yaml"
 
 
 def test_a_saved_preset_is_run_from_the_folder_that_it_lies_in() -> None:
     [run] = _next_steps("mine/parallel/best.yaml", None, ["train.accumulate=2"])
-    assert run == "run it: parallelizer plan --config-dir mine train.accumulate=2 parallel=best"
+    assert run == "plan it: parallelizer plan --config-dir mine train.accumulate=2 parallel=best"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_preset_outside_of_the_configuration_is_to_be_moved(output: str, confi
     own = config_dir or "conf"
     move, run = _next_steps(output, config_dir, [])
     assert move == f"to use it, move it to {own}/parallel/best.yaml"
-    assert run == f"then run it: parallelizer plan --config-dir {own} parallel=best"
+    assert run == f"then plan it: parallelizer plan --config-dir {own} parallel=best"
 
 
 def test_each_kind_of_hardware_has_its_price() -> None:

@@ -63,6 +63,10 @@ def test_make_has_the_targets_that_are_named() -> None:
         assert re.search(rf"^{target}:", made, re.M), target
 
 
+def test_it_is_read_in_two_minutes() -> None:
+    assert len(TEXT.splitlines()) <= 200
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
         assert (ROOT / target).exists(), target

@@ -81,6 +81,18 @@ def test_outputs_and_gradients_are_those_of_the_whole_embedding(name: str) -> No
     run_ranks(lambda: same(embedding(**options), ids), RANKS)
 
 
+@pytest.mark.parametrize("wrong", [WORDS, -1])
+def test_an_id_that_no_rank_has_a_row_for_is_an_error_as_in_the_whole_embedding(wrong: int) -> None:
+    def worker() -> None:
+        ids = torch.tensor([[0, 5], [3, wrong]])
+        with pytest.raises(IndexError):
+            embedding()(ids)
+        with pytest.raises(RuntimeError, match="no row of the embedding: ids are numbers from 0 to 7"):
+            sharded(embedding(), RANKS)(ids)
+
+    run_ranks(worker, RANKS)
+
+
 def test_ranks_that_hold_no_row_add_zero() -> None:
     run_ranks(lambda: same(embedding(words=3), torch.tensor([[2, 0], [1, 1]]), 4), 4)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,12 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     pip = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
     subprocess.run([*pip, wheel], env=without_path(), check=True)
     return Installed(wheel, python)
+
+
+def test_there_are_as_many_packages_as_the_readme_says(fresh: Installed) -> None:
+    _, out = fresh.run("python", "-m", "pip", "list", "--format=freeze", "--exclude", "pip", cwd=ROOT)
+    told = re.search(r"`make train` installs (\d+) packages", (ROOT / "README.md").read_text())
+    assert told is not None and len(out.split()) == int(told[1]), out
 
 
 @pytest.mark.ranks

@@ -35,7 +35,7 @@ def nothing(found: SearchResult, task: SearchTask, changes: Sequence[str] = ()) 
             "search-nothing", "the search was interrupted before its first dry run", None, "let it run longer"
         )
     if not found.total:
-        message = f"no candidate for {task.gpus:,} GPUs is within the limits of --within and `parallel`"
+        message = f"no candidate for {task.gpus:,} GPUs is within the limits: {task.within.text() or 'those of `parallel`'}"
         advice = (
             "change the number of GPUs or the limits: the sizes of the axes multiply to the number of GPUs, "
             "and `rows` divides the rows of a data rank"
@@ -43,11 +43,18 @@ def nothing(found: SearchResult, task: SearchTask, changes: Sequence[str] = ()) 
         return Diagnostic("search-nothing", message, None, advice)
     counts = {**found.excluded, **{reason: count for reason, count in found.pruned.items() if count}}
     most = max(counts, key=lambda one: (counts[one], one))
-    message = f"all {found.total:,} candidates are ruled out, most of them because: {most}"
+    if found.total == 1:
+        message = f"the only candidate is ruled out: {most}"
+    else:
+        message = (
+            f"all {found.total:,} candidates are ruled out, {counts[most]:,} of them for this reason: {most}"
+        )
     if most == STATES:
         return Diagnostic("search-nothing", message, None, _advice(changes))
+    advice = "change the number of GPUs, the batch, `hardware.devices_per_node`, or a limit"
+    limits = task.within.text()
     return Diagnostic(
-        "search-nothing", message, None, "change the number of GPUs, the batch, --memory or --within"
+        "search-nothing", message, None, f"{advice}: {limits}" if limits else f"{advice} of --within"
     )
 
 

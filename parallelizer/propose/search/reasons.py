@@ -58,10 +58,9 @@ def loses(best: TracedWhole, other: TracedWhole) -> str:
     slower = other.seconds / best.seconds - 1
     if slower < 0.0005:
         return "as fast"
-    why = shares_of_difference(other.time, best.time)
     # What the faster has less of, the other has more of.
-    said = "".join(f", {'more' if share > 0 else 'less'} {cause}" for cause, share in why[:1])
-    return f"+{slower:.1%}{said}"
+    more = [cause for cause, share in shares_of_difference(other.time, best.time) if share > 0]
+    return f"+{slower:.1%}" + (f", more {more[0]}" if more else "")
 
 
 def too_large(one: TracedWhole, task: SearchTask) -> str:

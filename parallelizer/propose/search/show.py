@@ -33,7 +33,7 @@ TRIED = (
     Column("hardware"),
     Column("GPUs", right=True),
     Column("step", right=True),
-    Column("cost of a step", right=True),
+    Column("cost of 1,000 steps", right=True),
     Column("mesh", wrap="words"),
 )
 COST_COLUMN = 3
@@ -52,7 +52,7 @@ def write_tried(tried: Sequence[Tried], aim: str, stream: TextIO, *, width: int 
                 one.task.machine.name,
                 f"{one.task.gpus:,}",
                 duration(best.seconds) if best else "",
-                f"{one.cost:.3g}" if best and aim == COST else "",
+                f"{1000 * one.cost:,.2f}" if best and aim == COST else "",
                 best.candidate.words() if best else "nothing fits or divides",
             ]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,17 @@ class Within:
             return USUAL.get(key, WORDS[key])
         return tuple(word for word in WORDS[key] if word in limit)
 
+    def text(self) -> str:
+        """The limits as they are written, `mesh.tp=1..8, checkpoint=full,none`; empty without one."""
+        said = []
+        for key, limit in self.limits.items():
+            if isinstance(limit, frozenset):
+                said.append(f"{key}={','.join(sorted(limit))}")
+            else:
+                low, high = (f"{end:g}" for end in limit)
+                said.append(f"{key}={low}..{'' if high == 'inf' else high}")
+        return ", ".join(said)
+
     def sets(self, key: str) -> bool:
         """Whether the key has a limit, be it `*`."""
         return key in self.limits
@@ -104,14 +116,19 @@ def read_within(texts: Iterable[str], overrides: Iterable[str] = ()) -> tuple[Wi
         if not equals or not values:
             raise _wrong(f"--within {text} has no values", "write KEY=VALUES, as in mesh.tp=1..8")
         limits |= _limit(key.strip(), values.strip())
-    rest = []
+    rest: list[str] = []
+    fixed: dict[str, tuple[float, float] | frozenset[str]] = {}
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         if key in FIXED and ".." not in value:
-            limits |= _limit(FIXED[key], value.strip("'\""))
+            if FIXED[key] in limits:
+                raise _wrong(
+                    f"{override} fixes {FIXED[key]}, which --within limits too", "leave out one of both"
+                )
+            fixed |= _limit(FIXED[key], value.strip("'\""))
         else:
             rest.append(override)
-    return Within(limits), rest
+    return Within({**limits, **fixed}), rest
 
 
 def _limit(key: str, values: str) -> dict[str, Any]:
@@ -132,13 +149,26 @@ def _limit(key: str, values: str) -> dict[str, Any]:
         turned = f"{key}={limit[1]:g}..{limit[0]:g}"
         raise _wrong(f"{key}={values} has no number: the range ends below its start", f"write {turned}")
     if key == SHARE:
-        ends = map(float, limit) if isinstance(limit, frozenset) else [limit[0] or 1.0]
-        if not all(0 < share <= 1 for share in ends) or (isinstance(limit, tuple) and not limit[1] > 0):
+        ends = (
+            map(float, limit)
+            if isinstance(limit, frozenset)
+            else [limit[0] or 1.0, limit[1] if limit[1] < math.inf else 1.0]
+        )
+        if values != "*" and not all(0 < share <= 1 for share in ends):
             raise _wrong(
                 f"{key}={values} is no share of the layers",
                 "write shares above 0 and up to 1, as in 0.25,0.5",
             )
+    elif not _has_whole(limit):
+        raise _wrong(f"{key}={values} has no number that {key} can be", "write whole numbers from 1")
     return {key: limit}
+
+
+def _has_whole(limit: tuple[float, float] | frozenset[str]) -> bool:
+    """Whether a range has a whole number from 1, and whether each number of a set is one."""
+    if isinstance(limit, tuple):
+        return limit[1] >= max(1.0, math.ceil(limit[0]))
+    return all(float(number) >= 1 and float(number).is_integer() for number in limit)
 
 
 def _numbers(values: str) -> tuple[float, float] | frozenset[str]:

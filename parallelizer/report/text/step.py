@@ -82,7 +82,7 @@ def _collectives(trace: Trace, dtype: str | None, console: Console) -> None:
     issued = f"FSDP issues {ahead:,} of them, {size(sent_ahead)}, beside the computation"
     waited = f"{issued}; {size(sent - sent_ahead)} are waited for." if ahead else "Each is waited for."
     _say(console, f"{_calls(len(trace.ledger))}, this rank sends {size(sent)}. {waited}")
-    _say(console, f"The operators are those of {SIMULATED}. {ELSEWHERE}")
+    _say(console, f"The dry run is one of a mesh of {SIMULATED}s. {ELSEWHERE}")
     console.print()
 
 

@@ -20,8 +20,10 @@ from parallelizer.simulate.time.kernel_table import LIKE, GemmGrid, KernelTable,
 
 HALF = ("bfloat16", "float16")
 
-REFERENCE = ("h100", 989.0)
-"""The table that gives the efficiency of shapes on a device without one, and its peak in bfloat16."""
+REFERENCE = ("h100", 989.0, 450.0)
+"""The table that gives the efficiency of shapes and the collectives inside a node on a device without one, its peak in bfloat16,
+and GB/s of its links inside a node.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Machine:
     """A device and its neighbourhood.
 
     `peaks` are dense TFLOP/s by dtype, as in datasheets; `scale` turns the table's rates into this device's, and
-    `power` is its power limit by that of the measured device. Bandwidths are in bytes a second, each way: `memory`, `node` a
+    `power` is its power limit by that of the measured device, and `links` the bandwidth of its links inside a node by that of
+    the measured device's. Bandwidths are in bytes a second, each way: `memory`, `node` a
     device inside a node, `network` a device between nodes. `streams` is false where collectives run on the processors
     that compute. `kernel_seconds` and `host_seconds` are what an operator takes at least, on the device and on the host;
     `module_seconds` what calling a module takes and `dtensor_seconds` dispatching an operator on DTensors. Beyond the
@@ -48,6 +51,7 @@ class Machine:
     per_node: int
     scale: float = 1.0
     power: float = 1.0
+    links: float = 1.0
     streams: bool = True
     measured: bool = False
     flash_2: float = 1.0
@@ -96,7 +100,15 @@ class Machine:
         base, peak = self.peaks.get("bfloat16"), self.peaks.get(name)
         if "bfloat16" in self.table.gemm and base and peak:
             return self.table.gemm["bfloat16"], self.scale * peak / base
+        if name == "float64" and "float32" in self.table.gemm:
+            return self.table.gemm["float32"], self.scale / 2
         return None
+
+    def collective_seconds(self, kind: str, ranks: int, size: int) -> float | None:
+        """A collective inside a node by the table, None where it has none. Links of another bandwidth than the measured ones take
+        as long as these for so many more bytes.
+        """
+        return self.table.collective_seconds(kind, ranks, round(size / self.links))
 
 
 def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
@@ -116,7 +128,7 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
     if not kernels:
         if not peak:
             return None
-        file, its = REFERENCE
+        file, its, _ = REFERENCE
         table, scale = load_table(file), float(peak) / its
         assumed.append(
             assumption(
@@ -130,11 +142,14 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
         "float4": float(hardware.get("fp4_tflops") or 0),
         "float32": float(hardware.get("fp32_tflops") or (peak or 0) * FP32_BY_BF16),
     }
+    peaks["float64"] = float(hardware.get("fp64_tflops") or peaks["float32"] / 2)
     guessed = {}
     if not hardware.get("fp32_tflops"):
         guessed["float32"] = (
             f"{name or 'the hardware'} has no fp32_tflops: a fifteenth of bf16_tflops is assumed"
         )
+    if not hardware.get("fp64_tflops"):
+        guessed["float64"] = f"{name or 'the hardware'} has no fp64_tflops: half of float32's rate is assumed"
     if not hardware.get("devices_per_node"):
         assumed.append(assumption(f"{name or 'the hardware'} has no devices_per_node: 8 are assumed"))
     memory = _rate(hardware, "memory_gb_per_s", 2000.0, assumed, name)
@@ -144,6 +159,7 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
     if kernels and limit and not of_table:
         assumed.append(assumption(f"{name or 'the hardware'} has a power_w and no kernels_power_w: its table is assumed to be "
                                 "of a device with the same limit"))  # fmt: skip
+    of_links = float(hardware.get("kernels_node_gb_per_s") or 0) if kernels else REFERENCE[2]
     return Machine(
         name or "the hardware",
         table,
@@ -154,6 +170,7 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
         int(hardware.get("devices_per_node") or 8),
         scale,
         float(limit) / float(of_table) if limit and of_table else 1.0,
+        node / 1e9 / of_links if of_links else 1.0,
         streams=bool(hardware.get("streams", True)),
         measured=bool(hardware.get("measured", False)),
         flash_2=float(hardware.get("flash_attention_2") or 1.0),
@@ -204,6 +221,7 @@ def this_machine(folder: Path | None = None) -> Machine:
         cores=int(found["cores"]),
         busy=float(rates["busy"]),
         assumed=tuple(assumed),
+        guessed={"float64": "float64 was not measured: half of float32's rate is assumed"},
     )
 
 

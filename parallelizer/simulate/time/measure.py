@@ -26,7 +26,7 @@ from parallelizer.child.children import Children, in_children
 from parallelizer.simulate.time.wrappers import RATES, gather_function, wrapper_rates
 
 FILE = Path(".parallelizer") / "machine.json"
-FORM = 5
+FORM = 6
 """The form of the file; one of another form is measured again."""
 SIZES = (32, 128, 512, 2048)
 """The grid of products on a CPU; on a GPU, each is eight times as large."""
@@ -35,6 +35,10 @@ PAYLOADS = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
 RANKS = (2, 4, 8)
 SECONDS = 0.05
 """How long one thing is repeated, at least once."""
+ROUNDS = 3
+"""How often collectives are measured on CPUs, each time by new ranks: how long ranks wait for each other is another from start to
+start. The median counts.
+"""
 HELD = 1 << 26
 """Bytes of results that are kept, and of operands that are read in turn, on a CPU: in a step, operands have left the caches, and
 results lie in memory that the system has to hand out.
@@ -71,16 +75,12 @@ def measure() -> dict[str, Any]:
     rates = {}
     devices = torch.cuda.device_count() if gpu else max(RANKS)
     for ranks in (r for r in RANKS if r <= devices):
-        with tempfile.TemporaryDirectory() as folder:
-            kind = "cuda" if gpu else "cpu"
-            calls = [(_collectives, rank, ranks, f"{folder}/store", kind) for rank in range(ranks)]
-            with Children(calls, sees_gpus=gpu) as children:
-                times = children.results()
-        for kind in times[0]["microseconds"]:
-            slowest = [max(each) for each in zip(*(t["microseconds"][kind] for t in times), strict=True)]
-            collectives.setdefault(kind, {})[str(ranks)] = slowest
+        rounds = [_slowest(ranks, gpu) for _ in range(1 if gpu else ROUNDS)]
+        for kind in rounds[0]["microseconds"]:
+            each = zip(*(one["microseconds"][kind] for one in rounds), strict=True)
+            collectives.setdefault(kind, {})[str(ranks)] = [statistics.median(times) for times in each]
         if ranks == 2:
-            rates = {key: max(t[key] for t in times) for key in RATES}
+            rates = {key: statistics.median(one[key] for one in rounds) for key in RATES}
     payloads = _payloads(gpu)
     found["collectives"] = {"bytes": payloads, "microseconds": collectives}
     if "send" in collectives:
@@ -88,6 +88,21 @@ def measure() -> dict[str, Any]:
     found["rates"] = {**dict.fromkeys(RATES, 0.0), **found["rates"], **rates}
     took = round(time.monotonic() - began, 1)
     return {"name": _name(), "form": FORM, "seconds": took, "cores": cores, "streams": gpu, **found}
+
+
+def _slowest(ranks: int, gpu: bool) -> dict[str, Any]:
+    """What `_collectives` finds on the slowest of so many new ranks, thing by thing."""
+    with tempfile.TemporaryDirectory() as folder:
+        kind = "cuda" if gpu else "cpu"
+        calls = [(_collectives, rank, ranks, f"{folder}/store", kind) for rank in range(ranks)]
+        with Children(calls, sees_gpus=gpu) as children:
+            times = children.results()
+    slowest = {
+        kind: [max(each) for each in zip(*(one["microseconds"][kind] for one in times), strict=True)]
+        for kind in times[0]["microseconds"]
+    }
+    rates = {key: max(one[key] for one in times) for key in RATES} if ranks == 2 else {}
+    return {"microseconds": slowest, **rates}
 
 
 def _payloads(gpu: bool) -> list[int]:

@@ -7,6 +7,7 @@ other, each through another network adapter, so that its bus bandwidth is g adap
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,21 +27,34 @@ class Spread:
 
 
 def spread_of(axis: str, mesh: Mesh, per_node: int) -> Spread:
-    """How a group of the axis lies when nodes are filled rank after rank. Folded axes are named with a plus."""
+    """How a group of the axis lies when nodes are filled rank after rank; of groups that lie differently, the one on most nodes,
+    for which the others wait. Folded axes are named with a plus.
+    """
     names = axis.split("+")
     sizes: Mapping[str, int] = mesh.sizes
     if not all(name in sizes for name in names):
         ranks = mesh.world_size
         return Spread(ranks, min(ranks, per_node), -(-ranks // per_node))
-    inside = 1
-    ranks = local = 1
-    for name in reversed(list(sizes)):
-        size = sizes[name]
-        if name in names:
-            ranks *= size
-            local *= max(1, min(size, per_node // max(inside, 1)))
+    return _spread(tuple((size, name in names) for name, size in sizes.items()), per_node)
+
+
+@functools.cache
+def _spread(axes: tuple[tuple[int, bool], ...], per_node: int) -> Spread:
+    """Of the axes with these sizes, the last of which has neighbouring ranks: those that are true are the group's."""
+    members, others, inside = [0], [0], 1
+    for size, is_named in reversed(axes):
+        steps = range(0, size * inside, inside)
+        if is_named:
+            members = [step + member for step in steps for member in members]
+        else:
+            others = [step + other for step in steps for other in others]
         inside *= size
-    return Spread(ranks, local, -(-ranks // local))
+    # Groups whose first ranks lie alike in their nodes lie alike.
+    nodes = max(
+        len({(first + member) // per_node for member in members})
+        for first in {other % per_node for other in others}
+    )
+    return Spread(len(members), -(-len(members) // nodes), nodes)
 
 
 def collective_seconds(
@@ -51,12 +65,12 @@ def collective_seconds(
     size, wire = entry.payload_bytes * payload, entry.wire_bytes * payload
     if entry.kind in ("send", "recv"):
         inside = spread.nodes == 1
-        measured = machine.table.collective_seconds("send", 2, int(size)) if inside else None
+        measured = machine.collective_seconds("send", 2, int(size)) if inside else None
         if measured is not None:
             return measured
         bandwidth = machine.node if inside else machine.network * constants.network
         return size / bandwidth + (machine.kernel_seconds if inside else HOP_SECONDS)
-    measured = machine.table.collective_seconds(entry.kind, min(entry.ranks, spread.local), int(size))
+    measured = machine.collective_seconds(entry.kind, min(entry.ranks, spread.local), int(size))
     if spread.nodes == 1:
         return measured if measured is not None else wire / machine.node + 2 * machine.kernel_seconds
     bus = machine.network * constants.network * spread.local

@@ -45,4 +45,4 @@ def test_limits_without_any_candidate_are_named() -> None:
     found = Search(task.base, lambda _: None).run(task)
     assert not found.total
     one = nothing(found, task)
-    assert one.message == "no candidate for 4 GPUs is within the limits of --within and `parallel`"
+    assert one.message == "no candidate for 4 GPUs is within the limits: mesh.tp=3"

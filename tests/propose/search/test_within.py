@@ -61,3 +61,28 @@ def test_a_wrong_limit_is_named(limit: str, named: str) -> None:
         read_within([limit])
     [found] = raised.value.diagnostics
     assert found.code == "search-within" and named in found.message
+
+
+@pytest.mark.parametrize(
+    "limit", ["mesh.tp=-1", "mesh.tp=0", "mesh.tp=0.5", "rows=0..0", "accumulate=1,0", "rows=1.2..1.8"]
+)
+def test_a_limit_without_a_number_that_the_key_can_be_is_refused(limit: str) -> None:
+    with pytest.raises(PlanError, match="has no number that"):
+        read_within([limit])
+
+
+def test_a_range_of_shares_ends_at_all_layers() -> None:
+    with pytest.raises(PlanError, match="no share"):
+        read_within(["checkpoint.share=0..2"])
+    assert read_within(["checkpoint.share=0.5.."])[0].shares() == (1.0, 0.75, 0.5)
+
+
+def test_a_key_that_is_fixed_cannot_have_a_limit_too() -> None:
+    with pytest.raises(PlanError, match="which --within limits too"):
+        read_within(["mesh.tp=1..4"], ["parallel.mesh.tp=2"])
+
+
+def test_limits_are_shown_as_they_are_written() -> None:
+    limits = ["mesh.tp=1..8", "rows=2..", "checkpoint=none,full", "mesh.cp=1,2"]
+    within, _ = read_within(limits, ["parallel.mesh.pp=2"])
+    assert within.text() == "mesh.tp=1..8, rows=2.., checkpoint=full,none, mesh.cp=1,2, mesh.pp=2"

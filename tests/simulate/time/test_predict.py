@@ -179,8 +179,15 @@ def test_attention_in_float32_runs_at_the_ratio_of_the_peaks_and_says_so() -> No
     half, single = attend(), dataclasses.replace(attend(), dtype="float32")
     assert of([single]).seconds / of([half]).seconds == pytest.approx(989 / 67, rel=0.01)
     assert "attention in float32" in notes([single]) and not notes([half])
-    double = dataclasses.replace(attend(), dtype="float64")
-    assert "no rate for" in notes([double]) and "float64" in notes([double])
+    unknown = dataclasses.replace(attend(), dtype="float16x2")
+    assert "no rate for" in notes([unknown]) and "float16x2" in notes([unknown])
+
+
+def test_float64_runs_at_half_the_rate_of_float32_and_says_so() -> None:
+    double, single = product("float64", LARGE), product("float32", LARGE)
+    assert of([double]).seconds / of([single]).seconds == pytest.approx(2, rel=0.05)
+    assert "no fp64_tflops" in notes([double])
+    assert "fp64" not in notes([double], fp64_tflops=34.0)
 
 
 @pytest.mark.parametrize(
