@@ -32,13 +32,14 @@ SIZES = (32, 128, 512, 2048)
 """The grid of products on a CPU; on a GPU, each is eight times as large."""
 LENGTHS = (128, 512, 2048)
 PAYLOADS = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
-RANKS = (2, 4, 8)
+RANKS = {2: 3, 4: 3, 8: 1}
+"""Numbers of ranks that are measured, and how often on CPUs: each time by new processes, of which the median counts, because how
+long ranks wait for each other is another from start to start.
+"""
+TURNS = 3
+"""How often a processor is measured alone and with the others."""
 SECONDS = 0.05
 """How long one thing is repeated, at least once."""
-ROUNDS = 3
-"""How often collectives are measured on CPUs, each time by new ranks: how long ranks wait for each other is another from start to
-start. The median counts.
-"""
 HELD = 1 << 26
 """Bytes of results that are kept, and of operands that are read in turn, on a CPU: in a step, operands have left the caches, and
 results lie in memory that the system has to hand out.
@@ -75,7 +76,7 @@ def measure() -> dict[str, Any]:
     rates = {}
     devices = torch.cuda.device_count() if gpu else max(RANKS)
     for ranks in (r for r in RANKS if r <= devices):
-        rounds = [_slowest(ranks, gpu) for _ in range(1 if gpu else ROUNDS)]
+        rounds = [_slowest(ranks, gpu) for _ in range(1 if gpu else RANKS[ranks])]
         for kind in rounds[0]["microseconds"]:
             each = zip(*(one["microseconds"][kind] for one in rounds), strict=True)
             collectives.setdefault(kind, {})[str(ranks)] = [statistics.median(times) for times in each]
@@ -195,8 +196,11 @@ def _busy(cores: int) -> float:
     """What a processor takes for products and operators while all others do the same, by what it takes alone."""
     if cores < 2:
         return 1.0
-    [alone] = in_children([(_mixture,)])
-    return max(1.0, statistics.mean(in_children([(_mixture,)] * cores)) / alone)
+    ratios = []
+    for _ in range(TURNS):
+        [alone] = in_children([(_mixture,)])
+        ratios.append(statistics.mean(in_children([(_mixture,)] * cores)) / alone)
+    return max(1.0, statistics.median(ratios))
 
 
 def _mixture() -> float:
