@@ -19,9 +19,10 @@ from parallelizer.report.text import classes
 from parallelizer.report.text.tables import Screen, width_of
 from parallelizer.simulate.record.trace import Trace
 
-SIMULATED = "cpu"
-"""The device type whose operators a trace runs, whatever the run will be on."""
-ELSEWHERE = "On CUDA, DTensor moves a shard from one dimension to another by an all-to-all, where on CPU it gathers the whole."
+MESH = (
+    "The collectives are those of a CPU mesh. On CUDA, DTensor moves a shard from one dimension to another by an all-to-all, "
+    "where on CPU it gathers the whole."
+)
 NARROW = 72
 """Columns below which the table leaves the payload out."""
 
@@ -82,7 +83,7 @@ def _collectives(trace: Trace, dtype: str | None, console: Console) -> None:
     issued = f"FSDP issues {ahead:,} of them, {size(sent_ahead)}, beside the computation"
     waited = f"{issued}; {size(sent - sent_ahead)} are waited for." if ahead else "Each is waited for."
     _say(console, f"{_calls(len(trace.ledger))}, this rank sends {size(sent)}. {waited}")
-    _say(console, f"The dry run is one of a mesh of {SIMULATED}s. {ELSEWHERE}")
+    _say(console, MESH)
     console.print()
 
 

@@ -81,7 +81,7 @@ def test_what_is_issued_ahead_is_told_from_what_is_waited_for() -> None:
 
 def test_it_names_the_device_it_simulates_and_what_differs_elsewhere() -> None:
     text = " ".join(printed().split())
-    assert "a mesh of cpus" in text and "On CUDA" in text
+    assert "those of a CPU mesh" in text and "On CUDA" in text
 
 
 def test_what_is_sent_in_another_dtype_than_the_parameters_is_named() -> None:
