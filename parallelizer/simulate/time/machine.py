@@ -20,6 +20,11 @@ from parallelizer.simulate.time.kernel_table import LIKE, GemmGrid, KernelTable,
 
 HALF = ("bfloat16", "float16")
 
+QUIET = 0.3
+"""Processors that others may use while this machine is measured without a note."""
+
+SET_IT = "set it in the hardware configuration; `parallelizer explain time-assumed` says what each key means"
+
 REFERENCE = ("h100", 989.0, 450.0)
 """The table that gives the efficiency of shapes and the collectives inside a node on a device without one, its peak in bfloat16,
 and GB/s of its links inside a node.
@@ -199,6 +204,14 @@ def this_machine(folder: Path | None = None) -> Machine:
         assumed.append(
             assumption("links between devices were not measured, because there is one: 100 GB/s are assumed")
         )
+    if float(found.get("others", 0.0)) > QUIET:
+        assumed.append(
+            assumption(
+                f"other processes used {found['others']:.1f} processors when this machine was measured, so that it seems slower "
+                "than it is",
+                "let them end, delete .parallelizer/machine.json, and it is measured again",
+            )
+        )
     node = float(rates.get("node", 100e9))
     return Machine(
         str(found["name"]),
@@ -234,9 +247,6 @@ def _rate(
     return float(otherwise if value is None else value) * 1e9
 
 
-def assumption(message: str) -> Diagnostic:
+def assumption(message: str, help_text: str = SET_IT) -> Diagnostic:
     """A note of what the prediction of a time stands on."""
-    help_text = (
-        "set it in the hardware configuration; `parallelizer explain time-assumed` says what each key means"
-    )
     return Diagnostic("time-assumed", message, None, help_text, severity="note")

@@ -67,6 +67,7 @@ def kept(folder: Path | None = None) -> dict[str, Any]:
 
 def measure() -> dict[str, Any]:
     """Everything, in children of this process, which must have no process group."""
+    others = cores_in_use()
     began = time.monotonic()
     gpu = torch.cuda.is_available()
     [found] = in_children([(_device, "cuda" if gpu else "cpu")], sees_gpus=gpu)
@@ -88,7 +89,23 @@ def measure() -> dict[str, Any]:
         found["rates"]["node"] = payloads[-1] / (collectives["send"]["2"][-1] * 1e-6)
     found["rates"] = {**dict.fromkeys(RATES, 0.0), **found["rates"], **rates}
     took = round(time.monotonic() - began, 1)
-    return {"name": _name(), "form": FORM, "seconds": took, "cores": cores, "streams": gpu, **found}
+    about = {"name": _name(), "form": FORM, "seconds": took, "others": others, "cores": cores, "streams": gpu}
+    return {**about, **found}
+
+
+def cores_in_use(seconds: float = 0.5, stat: Path = Path("/proc/stat")) -> float:
+    """How many processors other processes use, while this one sleeps; 0 where the system does not tell."""
+
+    def used() -> float:
+        user, nice, system = stat.read_text().split("\n", 1)[0].split()[1:4]
+        return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    try:
+        before, began = used(), time.monotonic()
+        time.sleep(seconds)
+        return round((used() - before) / (time.monotonic() - began), 2)
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _slowest(ranks: int, gpu: bool) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ def found(**changes: Any) -> dict[str, Any]:
         "skew": 3e-4,
     }
     return {
-        "name": measure._name(), "form": measure.FORM, "seconds": 20.0, "cores": 4, "streams": False,
+        "name": measure._name(), "form": measure.FORM, "seconds": 20.0, "others": 0.0, "cores": 4, "streams": False,
         "gemm": {"float32": grid}, "attention": {"length": [128], "tflops": {"64": [0.05]}},
         "collectives": {"bytes": [1 << 10, 1 << 20], "microseconds": times}, "rates": rates, **changes,
     }  # fmt: skip
@@ -85,6 +88,29 @@ def test_one_device_has_no_measured_links_and_says_so(tmp_path: Path) -> None:
     write(tmp_path, found(rates=rates, streams=True, cores=0))
     [note] = this_machine(tmp_path).assumed
     assert note.code == "time-assumed" and "links" in note.message
+
+
+def test_a_machine_that_was_busy_when_it_was_measured_says_so(tmp_path: Path) -> None:
+    write(tmp_path, found(others=1.8))
+    [note] = this_machine(tmp_path).assumed
+    assert "other processes used 1.8 processors" in note.message and "delete" in str(note.help)
+    write(tmp_path, found(others=0.1))
+    assert not this_machine(tmp_path).assumed
+
+
+def test_the_processors_that_others_use_are_counted_by_their_ticks(tmp_path: Path) -> None:
+    stat, tick = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    stat.write_text("cpu  100 0 50 9000 1 0 0\ncpu0 1 2 3\n")
+
+    def work() -> None:
+        time.sleep(0.1)
+        stat.write_text(f"cpu  {100 + tick} 0 {50 + tick} 9000 1 0 0\n")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert measure.cores_in_use(1.0, stat) == pytest.approx(2.0, rel=0.2)
+    thread.join()
+    assert measure.cores_in_use(0.0, tmp_path / "none") == 0.0
 
 
 def test_ranks_share_the_memory_and_those_of_one_processor_take_turns(tmp_path: Path) -> None:
