@@ -18,28 +18,23 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.overrides import TorchFunctionMode
 
-from parallelizer import torch_private
 from parallelizer.styles.wrap_forward import wrap_forward
 
 
 def embed_own_rows(ids: torch.Tensor, weight: DTensor, padding_idx: int | None = None) -> DTensor:
     """`F.embedding` with this rank's rows of `weight`, and zero for the ids of other rows: terms of a sum over the mesh.
 
-    `weight` is sharded by rows over a mesh of one axis, and `ids` are the same on all its ranks. Raises RuntimeError for an
-    id that the whole weight has no row for, at once on a CPU and later on a GPU: no rank would find it, and the sum would be
-    zero.
+    `weight` is sharded by rows over a mesh of one axis, and `ids` are the same on all its ranks. An id that the whole weight
+    has no row for is looked up here, and fails as in the whole embedding: IndexError on a CPU, an assertion of the kernel on
+    a GPU.
     """
     mesh, rows, whole = weight.device_mesh, weight.to_local(), weight.size(0)
     # DTensor gives each rank as many rows as the first one has; the last ranks may have fewer, or none.
     first, count = mesh.get_local_rank() * -(-whole // mesh.size()), rows.size(0)
     if isinstance(ids, DTensor):
         ids = ids.full_tensor()
-    torch_private.assert_all(
-        (ids >= 0) & (ids < whole),
-        f"an id is no row of the embedding: ids are numbers from 0 to {whole - 1:,}",
-    )
     own = ids - first
-    elsewhere = (own < 0) | (own >= count)
+    elsewhere = ((own < 0) | (own >= count)) & (ids >= 0) & (ids < whole)
     if padding_idx is not None:
         padding_idx = padding_idx % whole - first
         padding_idx = padding_idx if 0 <= padding_idx < count else None

@@ -87,7 +87,7 @@ def test_an_id_that_no_rank_has_a_row_for_is_an_error_as_in_the_whole_embedding(
         ids = torch.tensor([[0, 5], [3, wrong]])
         with pytest.raises(IndexError):
             embedding()(ids)
-        with pytest.raises(RuntimeError, match="no row of the embedding: ids are numbers from 0 to 7"):
+        with pytest.raises(IndexError):
             sharded(embedding(), RANKS)(ids)
 
     run_ranks(worker, RANKS)
