@@ -125,8 +125,10 @@ class Search:
             return
         estimates = Estimates(task.machine, self.classes.traces)
         plain = [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT]
-        for tp in sorted({c.tp for c in plain}):
-            self._take(self._worth_it([c for c in plain if c.tp == tp], estimates, task), estimates, task)
+        sizes = sorted({c.tp for c in plain})
+        for at in range(0, len(sizes), SIDE_BY_SIDE):
+            some = [c for c in plain if c.tp in sizes[at : at + SIDE_BY_SIDE]]
+            self._take(self._worth_it(some, estimates, task), estimates, task)
         rest: dict[Candidate, list[Candidate]] = {}
         for one in kept:
             if one.cp > 1 or one.checkpoint != NO_CHECKPOINT:
@@ -136,7 +138,8 @@ class Search:
         waiting = sorted(rest, key=lambda key: (key.cp, least[key], key))
         while waiting:
             now: list[Candidate] = []
-            while waiting and len({c.trace_class for c in now}) < SIDE_BY_SIDE:
+            # Of classes that differ in recomputation alone, one is traced.
+            while waiting and len({c.trace_class.plain_class for c in now}) < SIDE_BY_SIDE:
                 if now and waiting[0].cp > now[0].cp:
                     break  # those before say more of it
                 now += self._worth_it(rest[waiting.pop(0)], estimates, task)
