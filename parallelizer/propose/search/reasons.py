@@ -32,9 +32,10 @@ def counts(found: SearchResult) -> str:
     pruned = sum(found.pruned.values())
     traced = len(found.results) + len(found.too_large) + len(found.failed)
     classes = "1 traced class" if found.classes == 1 else f"{found.classes} traced classes"
+    every = "1 candidate" if found.total == 1 else f"{found.total:,} candidates"
     return (
-        f"{found.total:,} candidates: {out:,} ruled out, {pruned:,} pruned by bounds and estimates, {len(found.priced):,} priced "
-        f"from {classes}, {traced} dry-run whole"
+        f"{every}: {out:,} ruled out, {pruned:,} pruned by bounds and estimates, {len(found.priced):,} priced from {classes}, "
+        f"{traced} dry-run whole"
     )
 
 
