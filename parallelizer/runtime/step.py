@@ -35,6 +35,7 @@ from parallelizer.runtime.state import (
     state_of,
 )
 from parallelizer.runtime.taken_step import Skipped, Step, StepNumbers
+from parallelizer.runtime.unknown_id import unknown_id
 from parallelizer.styles.context_parallel.to_device import to_device
 from parallelizer.styles.fsdp_partial import summed_behind
 from parallelizer.styles.sharded_logits import taken_sharded
@@ -310,9 +311,16 @@ def data_groups(model: nn.Module) -> tuple[dist.ProcessGroup, ...]:
 
 
 def outcome_for_loss(model: nn.Module, batch: Batch) -> Any:
-    """What a loss is given: the logits, as `forward` has them, or a `Routed` around them."""
+    """What a loss is given: the logits, as `forward` has them, or a `Routed` around them. On a CPU, raises PlanError
+    `data-mismatch` for an id that an embedding has no row for.
+    """
     with redistribute(_redistribution(model)):
-        return outcome(model, batch)
+        try:
+            return outcome(model, batch)
+        except IndexError as error:
+            if unknown := unknown_id(error, model, batch):
+                raise unknown from error
+            raise
 
 
 def _redistribution(model: nn.Module) -> str:
