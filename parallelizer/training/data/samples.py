@@ -87,10 +87,11 @@ class Samples(Source):
         counted = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
         counts = torch.unique(counted[counted >= 0], return_counts=True)[1].double()
         shares = counts / counts.sum()
+        one_each = bool(labels) and all(len(of_sample) == 1 for of_sample in labels)  # a class of the row
         return Baseline(
             float(-(shares * shares.log()).sum()) if len(counts) else math.inf,
             "the entropy of the held-out labels",
-            f"nats a {self.unit.removesuffix('s')}",
+            "nats a label" if one_each else f"nats a {self.unit.removesuffix('s')}",
         )
 
     def check_fits(self, seq_len: int) -> None:

@@ -131,3 +131,14 @@ def test_as_many_held_out_as_there_are_is_too_short() -> None:
         with pytest.raises(PlanError) as caught:
             source_of(samples, COUNT).check_fits(4)
         assert [d.code for d in caught.value.diagnostics] == ["data-too-short"]
+
+
+def test_the_loss_without_learning_is_told_for_a_label_where_each_row_has_one() -> None:
+    def classified(number: int) -> dict[str, Tensor]:
+        return {"input_ids": torch.full((4,), number), "labels": torch.tensor(number % 2)}
+
+    rows = [classified(n) for n in range(COUNT)]
+    baseline = source_of(rows, rows[:4]).baseline
+    assert baseline.unit == "nats a label" and baseline.loss == pytest.approx(0.6931, abs=1e-4)
+    tokens = [sample(n) for n in range(COUNT)]
+    assert source_of(tokens, tokens[:4]).baseline.unit == "nats a token"
