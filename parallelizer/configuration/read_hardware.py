@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from parallelizer.configuration.reading import Reading, is_whole
 from parallelizer.diagnostics.diagnostic import quoted
 from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.simulate.time.kernel_table import INSTALLED, shipped_tables
 
 TEXTS = ("name", "memory_type", "kernels")
 SWITCHES = ("streams", "measured")
@@ -22,8 +22,8 @@ POSITIVE = (
 )  # fmt: skip
 HARDWARE_KEYS = (*TEXTS, *POSITIVE, *COUNTS, *SWITCHES)
 
-INSTALLED = "installed:"
 THIS = "this"
+"""What `kernels` names where this machine is measured."""
 
 
 def read_hardware(reading: Reading) -> Mapping[str, Any]:
@@ -43,31 +43,25 @@ def read_hardware(reading: Reading) -> Mapping[str, Any]:
         elif value is not None:
             found[name] = value
     if (table := found.get("kernels")) is not None and not _is_there(table):
-        help_text = did_you_mean(table, shipped(), "the shipped tables are")
+        help_text = did_you_mean(table, shipped_tables(), "the shipped tables are")
         message = f"there is no table of kernels {quoted(table)}"
         reading.error("unknown-value", message, "hardware.kernels", help_text)
     return found
 
 
-def _wanted(name: str, value: object) -> str | None:
+def _wanted(name: str, value: Any) -> str | None:
     """What the key takes, if the value is something else."""
     if name in TEXTS:
         return None if isinstance(value, str) else "a text"
     if name in SWITCHES:
         return None if isinstance(value, bool) else "true or false"
     if name in COUNTS:
-        return None if is_whole(value) and int(str(value)) >= 1 else "a whole number from 1"
+        return None if is_whole(value) and value >= 1 else "a whole number from 1"
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if number and 0 < float(str(value)) < math.inf else "a number above 0"
-
-
-def shipped() -> list[str]:
-    """The names of the shipped tables of kernels."""
-    folder = files("parallelizer.simulate.time").joinpath("kernels")
-    return sorted(Path(file.name).stem for file in folder.iterdir() if file.name.endswith(".json"))
+    return None if number and 0 < value < math.inf else "a number above 0"
 
 
 def _is_there(table: str) -> bool:
     if table == THIS or table.startswith(INSTALLED):
         return True  # one is measured, the other read, when a time is asked for
-    return Path(table).is_file() if table.endswith(".json") else table in shipped()
+    return Path(table).is_file() if table.endswith(".json") else table in shipped_tables()

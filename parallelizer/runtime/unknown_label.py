@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.styles.sharded_logits import NO_COLUMN
 
 _TORCHS = re.compile(r"Target (-?\d+) is out of bounds")
-OURS = "a label is no column of the logits"
 
 
 def unknown_label(error: Exception, output: Any, batch: Any) -> PlanError | None:
     """PlanError `data-mismatch` where a cross entropy failed with `error` for a label of the batch; None for any other error."""
     found = _TORCHS.search(str(error))
-    if not (found or OURS in str(error)) or not isinstance(output, torch.Tensor) or output.ndim == 0:
+    if not (found or NO_COLUMN in str(error)) or not isinstance(output, torch.Tensor) or output.ndim == 0:
         return None
     classes = output.shape[-1]
     value = int(found[1]) if found else None

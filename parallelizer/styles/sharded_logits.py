@@ -95,6 +95,9 @@ def _first_column(held: int, columns: int, ranks: int, rank: int) -> int:
     return first
 
 
+NO_COLUMN = "a label is no column of the logits"
+"""The text of the error."""
+
 PIECE = 2**26
 """Logits that are computed with in float32 at a time: 256 MiB."""
 
@@ -166,9 +169,7 @@ class _VocabularyParallel(torch.autograd.Function):
     ) -> Tensor:
         """Two all-reduces, of [tokens] and [2, tokens]."""
         counts = labels != ignored
-        torch_private.assert_all(
-            ~counts | ((labels >= 0) & (labels < columns)), "a label is no column of the logits"
-        )
+        torch_private.assert_all(~counts | ((labels >= 0) & (labels < columns)), NO_COLUMN)
         held, wide = logits.shape[-1], _wide(logits)
         largest = (logits.amax(-1) if held else logits.new_full(labels.shape, -torch.inf)).to(wide)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallelizer.configuration.compose import compose_config
-from parallelizer.configuration.read_hardware import HARDWARE_KEYS, POSITIVE, read_hardware, shipped
+from parallelizer.configuration.read_hardware import HARDWARE_KEYS, POSITIVE, read_hardware
 from parallelizer.configuration.reading import Reading
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.time.kernel_table import shipped_tables
 
 SHIPPED = Path(__file__).resolve().parents[2] / "parallelizer" / "configs" / "hardware"
 
@@ -58,7 +59,7 @@ def test_a_mistake_is_told_at_its_line(line: str, code: str, told: str, tmp_path
 def test_a_table_of_another_name_is_proposed() -> None:
     [one] = found("hardware=h100", "hardware.kernels=h1000")
     assert "h100" in str(one.help)
-    assert {"a100", "h100", "h200", "b200"} <= set(shipped())
+    assert {"a100", "h100", "h200", "b200"} <= set(shipped_tables())
 
 
 def test_a_value_that_is_null_is_none() -> None:

@@ -145,3 +145,9 @@ def load_table(name: str) -> KernelTable:
         return parse_table(json.loads(path.read_text("utf-8")))
     text = files("parallelizer.simulate.time").joinpath("kernels", f"{name}.json").read_text("utf-8")
     return parse_table(json.loads(text))
+
+
+def shipped_tables() -> list[str]:
+    """The names of the shipped tables."""
+    folder = files("parallelizer.simulate.time").joinpath("kernels")
+    return sorted(Path(file.name).stem for file in folder.iterdir() if file.name.endswith(".json"))

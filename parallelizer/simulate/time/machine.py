@@ -35,16 +35,16 @@ and GB/s of its links inside a node.
 class Machine:
     """A device and its neighbourhood.
 
-    `peaks` are dense TFLOP/s by dtype, as in datasheets; `scale` turns the table's rates into this device's, and
-    `power` is its power limit by that of the measured device, and `links` the bandwidth of its links inside a node by that of
-    the measured device's. Bandwidths are in bytes a second, each way: `memory`, `node` a
-    device inside a node, `network` a device between nodes. `streams` is false where collectives run on the processors
-    that compute. `kernel_seconds` and `host_seconds` are what an operator takes at least, on the device and on the host;
-    `module_seconds` what calling a module takes and `dtensor_seconds` dispatching an operator on DTensors. Beyond the
-    collective itself, `unit_seconds` is what one of FSDP's takes, `redistribute_seconds` one that moves a DTensor, and
-    `exchange_seconds` one of an autograd function; `skew_seconds` is the wait for ranks that come late to it. `cores` is the
-    number of processors that all ranks share, 0 where each has a device, and `busy` what a processor takes while all of them are
-    at work, by what it takes alone. `flash_2` is the rate of FlashAttention 2 by that of the table's attention.
+    `peaks` are dense TFLOP/s by dtype, as in datasheets; `scale` turns the table's rates into this device's, and `power` is
+    its power limit by that of the measured device, and `links` the bandwidth of its links inside a node by that of the
+    measured device's. Bandwidths are in bytes a second, each way: `memory`, `node` a device inside a node, `network` a device
+    between nodes. `streams` is false where collectives run on the processors that compute. `kernel_seconds` and
+    `host_seconds` are what an operator takes at least, on the device and on the host; `module_seconds` what calling a module
+    takes and `dtensor_seconds` dispatching an operator on DTensors. Beyond the collective itself, `unit_seconds` is what one
+    of FSDP's takes, `redistribute_seconds` one that moves a DTensor, and `exchange_seconds` one of an autograd function;
+    `skew_seconds` is the wait for ranks that come late to it. `cores` is the number of processors that all ranks share, 0
+    where each has a device, and `busy` what a processor takes while all of them are at work, by what it takes alone.
+    `flash_2` is the rate of FlashAttention 2 by that of the table's attention.
     """
 
     name: str
