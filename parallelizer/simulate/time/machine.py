@@ -165,6 +165,9 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
         assumed.append(assumption(f"{name or 'the hardware'} has a power_w and no kernels_power_w: its table is assumed to be "
                                 "of a device with the same limit"))  # fmt: skip
     of_links = float(hardware.get("kernels_node_gb_per_s") or 0) if kernels else REFERENCE[2]
+    if table.collectives and hardware.get("node_gb_per_s") and not of_links:
+        assumed.append(assumption(f"{name or 'the hardware'} has a node_gb_per_s and no kernels_node_gb_per_s: its table is "
+                                "assumed to be of a device with the same links"))  # fmt: skip
     return Machine(
         name or "the hardware",
         table,

@@ -197,6 +197,7 @@ def test_float64_runs_at_half_the_rate_of_float32_and_says_so() -> None:
         ("fp32_tflops", [product(sizes=LARGE)], ""),
         ("devices_per_node", [product(sizes=LARGE)], "no devices_per_node"),
         ("kernels_power_w", [product(sizes=LARGE)], "no kernels_power_w"),
+        ("kernels_node_gb_per_s", [product(sizes=LARGE)], "no kernels_node_gb_per_s"),
     ],
 )
 def test_a_missing_key_is_noted_where_it_matters(missing: str, line: list[Any], told: str) -> None:
