@@ -4,6 +4,7 @@ that the clock prices no higher.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ def no_slower(candidate: Candidate) -> Iterator[Candidate]:
             yield less
         if less.checkpoint != NO_CHECKPOINT:
             yield replace(less, checkpoint=NO_CHECKPOINT, share=1.0)
-        less = with_whole_sequences(less, less.cp // min(_factors(less.cp))) if less.cp > 1 else None
+        less = with_whole_sequences(less, less.cp // _factor(less.cp)) if less.cp > 1 else None
 
 
 def with_whole_sequences(candidate: Candidate, cp: int = 1) -> Candidate | None:
@@ -52,18 +53,25 @@ def with_whole_sequences(candidate: Candidate, cp: int = 1) -> Candidate | None:
     if times == 1 or rest or not parts:
         return None
     method = candidate.method if cp > 1 else ""
-    whole = replace(candidate, cp=cp, dp_shard=candidate.dp_shard * times, rows=rows, method=method)
-    if candidate.pp == 1:
-        return replace(whole, accumulate=parts)
-    microbatches, rest = divmod(parts, candidate.accumulate)
-    if rest or microbatches < candidate.pp:
-        return None
-    misfit = SCHEDULES[candidate.schedule].misfit(candidate.pp, candidate.stages_per_rank, microbatches)
-    return replace(whole, microbatches=microbatches) if misfit is None else None
+    microbatches, accumulate = candidate.microbatches, parts
+    if candidate.pp > 1:
+        accumulate = candidate.accumulate
+        microbatches, rest = divmod(parts, accumulate)
+        if rest or microbatches < candidate.pp:
+            return None
+        kind = SCHEDULES[candidate.schedule]
+        if kind.misfit(candidate.pp, candidate.stages_per_rank, microbatches) is not None:
+            return None
+    return replace(
+        candidate, cp=cp, dp_shard=candidate.dp_shard * times, rows=rows, method=method, microbatches=microbatches,
+        accumulate=accumulate,
+    )  # fmt: skip
 
 
-def _factors(number: int) -> list[int]:
-    return [n for n in range(2, number + 1) if number % n == 0]
+@functools.cache
+def _factor(number: int) -> int:
+    """The least above 1."""
+    return next(n for n in range(2, number + 1) if number % n == 0)
 
 
 def time_bound(candidate: Candidate, flops: float, rate: float) -> float:

@@ -65,15 +65,15 @@ class TracedClasses:
         if self.run is None:
             self._trace(wanted)
             return
-        self._trace([key.plain_class for key in wanted])
         recomputing = [key for key in wanted if key.checkpoint != NO_CHECKPOINT]
         first: dict[object, Candidate] = {}
         for key in recomputing:
             if _alike(key) not in self.modes_seen and not self._refuses_like(key):
                 first.setdefault(_alike(key), key)
-        self._trace(first.values())
+        self._trace([*(key.plain_class for key in wanted), *first.values()])
         for key in recomputing:  # `full` before `selective`, which keeps more
             if self._refuses_like(key):
+                self.traces.pop(key, None)  # traced beside the class without recomputation
                 continue
             mode = self.modes_seen.get(_alike(key))
             if mode is not None:
@@ -92,8 +92,9 @@ class TracedClasses:
         return key.tp if key.stream == SPLIT and stream is not None and stream.kind == "shard" else 1
 
     def _trace(self, keys: Iterable[Candidate]) -> None:
-        """Trace the classes that are not known yet, SIDE_BY_SIDE at a time."""
-        waiting = deque(sorted({*keys} - {*self.traces, *self.refused}))
+        """Trace the classes that are not known yet, SIDE_BY_SIDE at a time, those without recomputation first."""
+        unknown = {*keys} - {*self.traces, *self.refused}
+        waiting = deque(sorted(unknown, key=lambda key: (key.checkpoint != NO_CHECKPOINT, key)))
         running: deque[tuple[Candidate, Children]] = deque()
         with ExitStack() as stack:
             while waiting or running:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from parallelizer.compiler.observe.equal_layers import SHORT
 from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, FOLDED, Mesh
 from parallelizer.propose.search.bounds import with_bubble
-from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.class_trace import BY_ROWS, IN_STEP, SHARDED, ClassTrace, Spot
 from parallelizer.propose.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
 from parallelizer.propose.search.stages import (
@@ -101,7 +101,8 @@ class Estimates:
         traced = self.traces[candidate.trace_class]
         if candidate.pp == 1:
             return self._peak(candidate, traced, part)
-        return max(self._rank_peaks(self._stages(candidate, self._times_of(candidate))[0], part))
+        cut = self._stages(candidate, self._times_of(candidate))[0]
+        return max(self._rank_peaks(cut, range(cut.pp), part))
 
     def _times_of(self, candidate: Candidate) -> LayerTimes:
         times = self._times(candidate.trace_class, candidate.rows)
@@ -192,25 +193,22 @@ class Estimates:
             traced.layers, stages, sum(times.layer), sum(times.first), sum(times.last)
         )
         gathered, reduced = (
-            tuple(
-                count * each + (ends / 2 if at in (0, stages - 1) else 0.0) for at, count in enumerate(layers)
+            _stage_sums(
+                layers, self._of_layer(candidate, units, kind), self._moved(candidate, units.others, kind)
             )
-            for each, ends in (
-                (self._of_layer(candidate, units, kind), self._moved(candidate, units.others, kind))
-                for kind in (0, 2)
-            )
+            for kind in (0, 2)
         )
         return replace(candidate, layers=layers), _stage_times(layers, times), gathered, reduced
 
     def _of_stages(self, candidate: Candidate, times: LayerTimes, memory: float) -> Estimate:
         traced = self.traces[candidate.trace_class]
         found = self._stages(candidate, times)
-        peak = max(self._rank_peaks(found[0]))
+        peak = max(self._rank_peaks(found[0], range(candidate.pp)))
         if peak > memory and not candidate.layers:
             even = level_layers(found[0], self._rank_peaks)
             if even != found[0].layers:
                 found = self._stages(replace(candidate, layers=even), times)
-                peak = max(self._rank_peaks(found[0]))
+                peak = max(self._rank_peaks(found[0], range(candidate.pp)))
         cut, stages, gathered, reduced = found
         if peak > SURE * memory:
             seconds = least_seconds(cut, stages, gathered, reduced)
@@ -226,12 +224,12 @@ class Estimates:
             keys.add(candidate.plain_class)
         return keys <= self.traces.keys()
 
-    def _rank_peaks(self, cut: Candidate, part: float = 1.0) -> list[int]:
-        """The peak of each rank of a pipeline whose layers are cut."""
+    def _rank_peaks(self, cut: Candidate, ranks: Sequence[int], part: float = 1.0) -> list[int]:
+        """The peak of these ranks of a pipeline whose layers are cut."""
 
         def of(key: Candidate) -> list[int]:
             traced = self.traces[key]
-            return rank_peaks(cut, traced, self._units(key), self._message_bytes(cut, traced), part)
+            return rank_peaks(cut, traced, self._units(key), self._message_bytes(cut, traced), ranks, part)
 
         peaks = of(cut.trace_class)
         if cut.share == 1 or cut.checkpoint == NO_CHECKPOINT:
@@ -241,7 +239,7 @@ class Estimates:
 
     def _message_bytes(self, candidate: Candidate, traced: ClassTrace) -> int:
         """The bytes that cross a cut: what a layer under a checkpoint keeps, its input."""
-        key = replace(candidate.trace_class, checkpoint="full")
+        key = _under_checkpoint(candidate.trace_class)
         kept = self.traces[key].layer if key in self.traces else traced.layer // 17
         return round(kept * candidate.rows / traced.rows)
 
@@ -303,14 +301,25 @@ def _kept_gathered(spot: Spot, traced: ClassTrace, units: UnitBytes) -> float:
 
 
 def _stage_times(layers: Sequence[int], times: LayerTimes) -> list[StageTimes]:
-    found = []
-    for at, count in enumerate(layers):
-        forward, backward = (count * seconds for seconds in times.layer)
-        for ends, here in ((times.first, at == 0), (times.last, at == len(layers) - 1)):
-            if here:
-                forward, backward = forward + ends[0], backward + ends[1]
-        found.append(StageTimes(forward, backward))
+    of_count = {n: StageTimes(n * times.layer[0], n * times.layer[1]) for n in {*layers}}
+    found = [of_count[count] for count in layers]
+    for at, ends in ((0, times.first), (-1, times.last)):
+        found[at] = StageTimes(found[at].forward + ends[0], found[at].backward + ends[1])
     return found
+
+
+def _stage_sums(layers: Sequence[int], each: float, ends: float) -> tuple[float, ...]:
+    """What `each` layer takes, by stage, with half of what the `ends` take on the first and on the last."""
+    of_count = {n: n * each for n in {*layers}}
+    found = [of_count[count] for count in layers]
+    for at in {0, len(layers) - 1}:
+        found[at] += ends / 2
+    return tuple(found)
+
+
+@functools.cache
+def _under_checkpoint(key: Candidate) -> Candidate:
+    return replace(key, checkpoint=FULL)
 
 
 @functools.cache

@@ -51,26 +51,24 @@ def cut_layers(layers: int, stages: int, layer: float, first: float, last: float
     return tuple(counts)
 
 
-def level_layers(cut: Candidate, peaks_of: Callable[[Candidate], Sequence[int]]) -> tuple[int, ...]:
+def level_layers(
+    cut: Candidate, peaks_of: Callable[[Candidate, Sequence[int]], Sequence[int]]
+) -> tuple[int, ...]:
     """The layers of each stage with which the fullest rank holds less: from its last stage with more than one layer, a layer goes
-    to the first stage of the emptiest rank, as long as that helps. `peaks_of` has the bytes of each rank.
+    to the first stage of the emptiest rank, as long as that helps. `peaks_of` has the bytes of the ranks that it is given.
     """
-    kind = SCHEDULES[cut.schedule]
-    peaks = peaks_of(cut)
+    of_rank = _stages_of(cut.schedule, cut.pp, len(cut.layers))
+    peaks = [*peaks_of(cut, range(cut.pp))]
     while True:
         full, empty = max(range(cut.pp), key=lambda r: peaks[r]), min(range(cut.pp), key=lambda r: peaks[r])
         layers = list(cut.layers)
-        of_rank = {
-            rank: [at for at in range(len(layers)) if kind.rank_of(at, cut.pp) == rank]
-            for rank in (full, empty)
-        }
         giving = [at for at in of_rank[full] if layers[at] > 1]
         if not giving or full == empty:
             return cut.layers
         layers[giving[-1]] -= 1
         layers[of_rank[empty][0]] += 1
-        moved = replace(cut, layers=tuple(layers))
-        now = peaks_of(moved)
+        moved, now = replace(cut, layers=tuple(layers)), [*peaks]
+        now[full], now[empty] = peaks_of(moved, (full, empty))  # those of the others do not change
         if max(now) >= max(peaks):
             return cut.layers
         cut, peaks = moved, now
@@ -200,9 +198,14 @@ def _most(actions: Sequence[Action]) -> tuple[_Moment, ...]:
 
 
 def rank_peaks(
-    candidate: Candidate, traced: ClassTrace, units: UnitBytes, message: int, part: float = 1.0
+    candidate: Candidate,
+    traced: ClassTrace,
+    units: UnitBytes,
+    message: int,
+    ranks: Sequence[int],
+    part: float = 1.0,
 ) -> list[int]:
-    """About the peak of memory of each rank, with this part of the activations: its states, its parameters gathered for the step
+    """About the peak of memory of these ranks, with this part of the activations: their states, parameters gathered for the step
     and their gradients whole, the activations of the microbatches in flight, and what a layer or the head needs while it runs.
     """
     kind, stages = SCHEDULES[candidate.schedule], len(candidate.layers)
@@ -213,17 +216,21 @@ def rank_peaks(
     count = candidate.microbatches if candidate.schedule == "gpipe" else _few(candidate)
     running, head = (work * rows for work in traced.workspace)
     lasts = before["buffers"] + before["batch"] * rows * candidate.microbatches + 2.0 * message
-    totals = [lasts] * candidate.pp
-    gradients: list[float] = []
-    for stage, layers in enumerate(candidate.layers):
-        ends = 0.5 if stage in (0, stages - 1) else 0.0
-        numel = layers * traced.numel[0] + ends * traced.numel[1]
-        gathered = layers * (units.layer[0] + units.experts[0]) + ends * units.others[0]
-        gradients.append(layers * (units.layer[2] + units.experts[2]) + ends * units.others[2])
-        shards = numel * each / candidate.shards
-        if candidate.accumulate > 1:
-            shards += gradients[-1] / candidate.shards
-        totals[kind.rank_of(stage, candidate.pp)] += shards + gathered
+    of_rank = _stages_of(candidate.schedule, candidate.pp, stages)
+    gradients: dict[int, float] = {}
+    totals: list[float] = []
+    for rank in ranks:
+        total = lasts
+        for stage in of_rank[rank]:
+            layers, ends = candidate.layers[stage], 0.5 if stage in (0, stages - 1) else 0.0
+            numel = layers * traced.numel[0] + ends * traced.numel[1]
+            gathered = layers * (units.layer[0] + units.experts[0]) + ends * units.others[0]
+            gradients[stage] = layers * (units.layer[2] + units.experts[2]) + ends * units.others[2]
+            shards = numel * each / candidate.shards
+            if candidate.accumulate > 1:
+                shards += gradients[stage] / candidate.shards
+            total += shards + gathered
+        totals.append(total)
     moments = _held(candidate.schedule, candidate.pp, candidate.stages_per_rank, count)
     last = kind.rank_of(stages - 1, candidate.pp)
 
@@ -238,5 +245,15 @@ def rank_peaks(
 
     return [
         round(total + most(rank) + (max(running, head) if rank == last else running))
-        for rank, total in enumerate(totals)
+        for rank, total in zip(ranks, totals, strict=True)
     ]
+
+
+@functools.cache
+def _stages_of(schedule: str, ranks: int, stages: int) -> tuple[tuple[int, ...], ...]:
+    """The stages of each rank."""
+    kind = SCHEDULES[schedule]
+    of_rank: list[list[int]] = [[] for _ in range(ranks)]
+    for stage in range(stages):
+        of_rank[kind.rank_of(stage, ranks)].append(stage)
+    return tuple(map(tuple, of_rank))

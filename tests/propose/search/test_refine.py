@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.refine import refined
@@ -46,8 +47,8 @@ def test_layers_move_from_the_fullest_rank_to_the_emptiest() -> None:
     cut = Candidate(pp=4, schedule="1f1b", microbatches=8, layers=(4, 4, 4, 4))
     each = (4, 3, 2, 1)  # what is in flight: the first rank holds most
 
-    def peaks(one: Candidate) -> list[int]:
-        return [layers * live for layers, live in zip(one.layers, each, strict=True)]
+    def peaks(one: Candidate, ranks: Sequence[int] = range(4)) -> list[int]:
+        return [one.layers[rank] * each[rank] for rank in ranks]
 
     level = level_layers(cut, peaks)
     assert sum(level) == 16 and min(level) >= 1
