@@ -235,18 +235,17 @@ def rank_peaks(
     last = kind.rank_of(stages - 1, candidate.pp)
 
     def most(rank: int) -> float:
+        work = max(running, head) if rank == last else running
         return max(
             sum(candidate.layers[stage] * n for stage, n in held.whole) * traced.layer * rows
             + sum(candidate.layers[stage] * n for stage, n in held.halves) * traced.layer * HALF * rows
             + sum(gradients[stage] for stage in held.graded)
-            + (traced.whole_weights if held.graded and any(n for _, n in held.halves) else 0)
+            # A rank runs one half of a backward at a time: the second adds whole gradients to those that are there.
+            + max(work, traced.whole_weights if held.graded and any(n for _, n in held.halves) else 0)
             for held in moments[rank]
         )
 
-    return [
-        round(total + most(rank) + (max(running, head) if rank == last else running))
-        for rank, total in zip(ranks, totals, strict=True)
-    ]
+    return [round(total + most(rank)) for rank, total in zip(ranks, totals, strict=True)]
 
 
 @functools.cache
