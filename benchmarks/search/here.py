@@ -117,4 +117,4 @@ def _proven(search: Search, task: SearchTask, one: TracedWhole) -> bool:
         file.write_text(search.preset(task, one.candidate))
         words = [*task.overrides, *run_overrides(one.candidate), "parallel=found"]
         command = [sys.executable, "-m", "parallelizer", "verify", "--config-dir", folder, *words]
-        return not subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+        return not subprocess.run(command, capture_output=True, check=False).returncode
