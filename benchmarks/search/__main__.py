@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept, tables = Kept(asked.kept), []
     if kept.stale:
         print(
-            f"{len(kept.stale)} kept outcomes are of other commits: delete {asked.kept} to measure them again"
+            f"{len(kept.stale)} kept outcomes are of another version of the package: delete their lines in {asked.kept} "
+            "to measure them again"
         )
     for name in asked.only or PARTS:
         if name == "valid" and asked.cases is not None:

@@ -12,16 +12,16 @@ from parallelizer.propose.search.found import SearchResult
 
 
 class Kept:
-    """Outcomes by name, each with the commit that it was measured at; without a file they are forgotten. `stale` has the names of
-    those from other commits than the current one.
+    """Outcomes by name, each with git's hash of the package that it was measured with; without a file they are forgotten. `stale`
+    has the names of those from another package than the one that is checked out.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.commit = path, _commit()
+        self.path, self.package = path, _package()
         lines = path.read_text().splitlines() if path is not None and path.is_file() else []
         read = [json.loads(line) for line in lines]
         self.found: dict[str, Any] = {name: outcome for name, outcome, _ in read}
-        self.stale = [name for name, _, commit in read if commit != self.commit]
+        self.stale = [name for name, _, package in read if package != self.package]
 
     def of(self, name: str, make: Callable[[], Any]) -> Any:
         """The outcome of that name: the one in the file, or that of `make`, which is plain data."""
@@ -29,13 +29,13 @@ class Kept:
             self.found[name] = made = make()
             if self.path is not None:
                 with self.path.open("a") as file:
-                    file.write(json.dumps([name, made, self.commit]) + "\n")
+                    file.write(json.dumps([name, made, self.package]) + "\n")
         return self.found[name]
 
 
-def _commit() -> str:
-    """The commit that is checked out; empty outside of a clone."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
+def _package() -> str:
+    """The hash of `parallelizer/` in the commit that is checked out; empty outside of a clone."""
+    command = ["git", "rev-parse", "--short", "HEAD:parallelizer"]
     made = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return made.stdout.strip()
 

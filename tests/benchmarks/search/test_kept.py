@@ -23,7 +23,7 @@ def test_what_is_kept_is_not_made_again(tmp_path: Path) -> None:
     assert made == ["once", "once"]
 
 
-def test_what_was_kept_at_another_commit_is_stale(tmp_path: Path) -> None:
+def test_what_was_kept_with_another_version_of_the_package_is_stale(tmp_path: Path) -> None:
     file = tmp_path / "kept.jsonl"
     Kept(file).of("a case", lambda: 1)
     assert Kept(file).stale == []
