@@ -31,6 +31,7 @@ SMALLEST = {
     "benchmarks/any_size.py --clock": "--layers 2 --ranks 64 --repeats 1",
     "benchmarks.clock": "--presets 1 --steps 2",
     "benchmarks.published": "--only foundry-3b",
+    "benchmarks.search": "--only valid --cases 1",
     "benchmarks/step_time.py": "--blocks 2 --steps 1",
     "benchmarks/pipeline_step_time.py": "--blocks 2 --steps 1",
     "benchmarks/startup.py": "--ranks 2 --repeats 1",
@@ -61,6 +62,7 @@ SMALLEST = {
 
 SLOW = (
     "benchmarks.published",
+    "benchmarks.search",
     "benchmarks.ledger_truth --only pp2",
     "benchmarks.memory_truth --only pp2",
     "benchmarks.ledger_truth --only ep=",
