@@ -194,7 +194,7 @@ def test_the_script_runs_as_its_docstring_says(loop: str) -> None:
 def test_what_makes_a_process_group_ends_it() -> None:
     page = (ROOT / "docs/loops.md").read_text()
     texts = [(EXAMPLES / f"{loop}.py").read_text() for loop in LOOPS]
-    texts.append(page.partition("## A bare loop")[2].partition("\n## ")[0])
+    texts += [page.partition("## A bare loop")[2].partition("\n## ")[0], (ROOT / "README.md").read_text()]
     assert all("destroy_process_group()" in text for text in texts)
 
 

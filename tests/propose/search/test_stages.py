@@ -34,7 +34,7 @@ def traced(**use: int) -> ClassTrace:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Candidate:
-    """Pipelines of eight layers, by every schedule."""
+    """Pipelines by every schedule, with one to four layers a stage."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     pp = draw(st.integers(2, 4))
     each = draw(st.sampled_from((1, 2)))
