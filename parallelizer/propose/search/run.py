@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.configuration.setup import Setup
+from parallelizer.language.plan import StyleDefaults
 from parallelizer.language.styles import STYLES
 from parallelizer.propose.search.bounds import (
     best_rate,
@@ -40,8 +41,15 @@ an estimate too, no bound of a dry run: `python -m benchmarks.search --only exha
 NEAR = 1.03
 """Estimates of candidates that differ in recomputation or in cp alone are taken to err alike, up to this factor."""
 
-ALIKE = 1.02
-"""Estimated peaks of like candidates are taken to err alike, up to this factor."""
+ALIKE, ALIKE_BUT_METHOD = 1.02, 1.005
+"""Estimated peaks of like candidates are taken to err alike, up to this factor; and of those that differ in the method of context
+parallelism alone.
+"""
+
+CONTEXT = "context-parallel"
+
+SIMPLER = "slower than the best by the estimate of a simpler class"
+"""Why candidates are not priced."""
 
 TEN = 10
 """So many of the best by estimate are refined."""
@@ -49,7 +57,7 @@ TEN = 10
 SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
-EFFORT = 100
+EFFORT = 75
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
 
 
@@ -79,7 +87,7 @@ class Search:
             task.machine.per_node,
             self.run_of_layers.count if self.run_of_layers else 0,
             "stage" in styles,
-            "context-parallel" in styles,
+            CONTEXT in styles,
             "tp" in axes,
             stream is not None and stream.kind == "shard",
             self.classes.experts,
@@ -89,15 +97,16 @@ class Search:
         )
 
     def _method(self) -> str:
-        """The method of context parallelism that the plan or the preset names; empty where they name none or several."""
+        """The method of context parallelism without an option of the search; empty where rules differ in it."""
+        given = self.base.defaults.get(CONTEXT, StyleDefaults()).options.get("method")
+        usual = STYLES[CONTEXT].defaults["method"] if given is None else given.value
         found = {
-            option.value
+            str(usual if (option := use.options.get("method")) is None else option.value)
             for rule in self.base.plan.rules
             for use in rule.uses
-            if use.style == "context-parallel"
-            if (option := use.options.get("method")) is not None
+            if use.style == CONTEXT
         }
-        return str(found.pop()) if len(found) == 1 else ""
+        return found.pop() if len(found) == 1 else ""
 
     def preset(self, task: SearchTask, candidate: Candidate, said: Sequence[str] = ()) -> str:
         """The preset file of a candidate, with comments."""
@@ -129,21 +138,12 @@ class Search:
         for at in range(0, len(sizes), SIDE_BY_SIDE):
             some = [c for c in plain if c.tp in sizes[at : at + SIDE_BY_SIDE]]
             self._take(self._worth_it(some, estimates, task), estimates, task)
-        rest: dict[Candidate, list[Candidate]] = {}
+        rest: dict[int, dict[Candidate, list[Candidate]]] = {}
         for one in kept:
             if one.cp > 1 or one.checkpoint != NO_CHECKPOINT:
-                rest.setdefault(one.trace_class, []).append(one)
-        # The classes in which the fastest may be come first: what is found there rules out others.
-        least = {key: min(map(self._least(estimates, task), some)) for key, some in rest.items()}
-        waiting = sorted(rest, key=lambda key: (key.cp, least[key], key))
-        while waiting:
-            now: list[Candidate] = []
-            # Of classes that differ in recomputation alone, one is traced.
-            while waiting and len({c.trace_class.plain_class for c in now}) < SIDE_BY_SIDE:
-                if now and waiting[0].cp > now[0].cp:
-                    break  # those before say more of it
-                now += self._worth_it(rest[waiting.pop(0)], estimates, task)
-            self._take(now, estimates, task)
+                rest.setdefault(one.cp, {}).setdefault(one.trace_class, []).append(one)
+        for cp in sorted(rest):  # those before say more of it
+            self._take_classes(rest[cp], estimates, task)
         found.sort()
         self._refine(estimates, task)
         found.sort()
@@ -152,24 +152,51 @@ class Search:
             found.sort()
             self._trace_small(task, shared)
 
+    def _take_classes(
+        self, some: Mapping[Candidate, Sequence[Candidate]], estimates: Estimates, task: SearchTask
+    ) -> None:
+        """Take the candidates of classes with as many ranks of cp. The classes in which the fastest may be come first: what is
+        found there rules out others.
+        """
+        least = {key: min(map(self._least(estimates, task), those)) for key, those in some.items()}
+        waiting = deque(sorted(some, key=lambda key: (least[key], key)))
+        while waiting:
+            now: list[Candidate] = []
+            # Of classes that differ in recomputation alone, one is traced.
+            while waiting and len({c.trace_class.plain_class for c in now}) < SIDE_BY_SIDE:
+                key = waiting.popleft()
+                if least[key] > self._limit(key, task):
+                    self.found.pruned[SIMPLER] += len(some[key])
+                else:
+                    now += self._worth_it(some[key], estimates, task)
+            self._take(now, estimates, task)
+
+    def _limit(self, one: Candidate, task: SearchTask) -> float:
+        """What the least seconds of a candidate may be at most. Estimates of recomputation err by a little; cp never makes a step
+        faster.
+        """
+        return self._best(task) * (NEAR if one.cp == 1 else 1)
+
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
         """Without those that a bound says are slower than the best: if nothing is computed twice, no sequence is split, and fewer
         ranks share a product; and without those that only split sequences that fit whole.
         """
-        limit, least = NEAR * self._best(task), self._least(estimates, task)
-        left = []
+        least, left = self._least(estimates, task), []
+        limits = {cp: self._limit(one, task) for cp, one in {c.cp: c for c in some}.items()}
         for one in some:
-            # Estimates of recomputation err by a little; what cp adds is never less than nothing.
-            if least(one) > (limit if one.cp == 1 else limit / NEAR):
-                self.found.pruned["slower than the best by the estimate of a simpler class"] += 1
+            if least(one) > limits[one.cp]:
+                self.found.pruned[SIMPLER] += 1
                 continue
             whole = with_whole_sequences(one)
             if whole is not None and estimates.knows(whole):
                 if SURE * estimates.peak(whole) <= task.memory:
                     self.found.pruned["cp splits sequences that fit whole"] += 1
                     continue
-                if estimates.peak(whole, 1 / one.cp) > task.memory:
-                    self.found.pruned["too large by estimate, even with every activation split over cp"] += 1
+                if estimates.peak(whole, 1 / one.cp) > task.memory or (
+                    # A rank has as many tokens of its part of a sequence as of whole ones.
+                    estimates.peak(whole, one.rows / one.cp / whole.rows) > SURE * task.memory
+                ):
+                    self.found.pruned["too large by the estimate with whole sequences"] += 1
                     continue
             left.append(one)
         return left
@@ -270,7 +297,7 @@ class Search:
                     continue
                 if price.peak > task.memory:  # a like candidate on its way may tell
                     on_the_way.finish_all()
-                if scaled_peak(price, found.too_large, estimated) > task.memory:
+                if scaled_peak(price, [*found.results, *found.too_large], estimated) > task.memory:
                     found.pruned["too large, as like candidates were by their dry runs"] += 1
                     continue
                 cost = effort(price.candidate, self.run_of_layers)
@@ -319,19 +346,20 @@ class Search:
             self.found.too_large.append(truth)
 
 
-def scaled_peak(
-    price: Estimate, too_large: Sequence[TracedWhole], estimated: Mapping[Candidate, int]
-) -> float:
-    """The bytes that a candidate needs at least, if its estimate errs as those of like candidates that were dry-run and did not
-    fit: by the smallest of their factors, less `ALIKE`. 0 where there are none. `estimated` are the estimated peaks.
+def scaled_peak(price: Estimate, traced: Sequence[TracedWhole], estimated: Mapping[Candidate, int]) -> float:
+    """The bytes that a candidate needs at least, if its estimate errs as those of like candidates that were dry-run: by the
+    smallest of their factors, less `ALIKE` or `ALIKE_BUT_METHOD`. 0 where there are none. `estimated` are the estimated peaks.
     """
-    key = _errs_like(price.candidate)
-    factors = [
-        one.peak / estimated[one.candidate]
-        for one in too_large
-        if one.candidate in estimated and _errs_like(one.candidate) == key
-    ]
-    return price.peak * min(factors, default=0.0) / ALIKE
+    key, but_method = _errs_like(price.candidate), replace(price.candidate, method="")
+
+    def factor(kept: Callable[[Candidate], bool]) -> float:
+        known = (one for one in traced if one.candidate in estimated and kept(one.candidate))
+        return min((one.peak / estimated[one.candidate] for one in known), default=0.0)
+
+    return price.peak * max(
+        factor(lambda one: _errs_like(one) == key) / ALIKE,
+        factor(lambda one: replace(one, method="") == but_method) / ALIKE_BUT_METHOD,
+    )
 
 
 def _errs_like(candidate: Candidate) -> object:

@@ -72,12 +72,42 @@ def test_all_are_dry_run_where_estimates_are_right(monkeypatch: pytest.MonkeyPat
 
 def test_close_to_the_limit_a_dry_run_decides() -> None:
     estimated = {one.candidate: one.peak for one in PRICED}
-    too_large = [_traced_whole(RING, 101)]
-    assert run.scaled_peak(PRICED[2], too_large, estimated) <= 100
-    assert run.scaled_peak(Estimate(GATHER, 3.0, 99), too_large, estimated) == pytest.approx(
-        99 * 101 / 98 / 1.02
-    )
-    assert run.scaled_peak(Estimate(replace(GATHER, pp=2), 3.0, 99), too_large, estimated) == 0
+    traced = [_traced_whole(RING, 101)]
+    scaled = 99 * 101 / 98
+    assert run.scaled_peak(PRICED[2], traced, estimated) <= 100
+    assert run.scaled_peak(Estimate(GATHER, 3.0, 99), traced, estimated) == pytest.approx(scaled / 1.005)
+    others = Estimate(replace(GATHER, rows=2), 3.0, 99)  # more than the method
+    assert run.scaled_peak(others, traced, estimated) == pytest.approx(scaled / 1.02)
+    assert run.scaled_peak(Estimate(replace(GATHER, pp=2), 3.0, 99), traced, estimated) == 0
+
+
+def test_a_dry_run_that_fits_tells_of_a_like_candidate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    larger = Estimate(replace(RING, rows=2), 2.0, 105)
+    found = _dry_run(monkeypatch, 1.0, [PRICED[0], larger])
+    assert [one.candidate for one in found.results] == [RING] and not found.too_large
+    found = _dry_run(monkeypatch, 0.95, [PRICED[0], larger])
+    assert [one.candidate for one in found.results] == [RING, larger.candidate]
+
+
+def _worth_it(some: Sequence[Candidate], peaks: Callable[[Candidate, float], float]) -> SearchResult:
+    """The search whose estimated peaks are these, by candidate and part of the activations, after it took `some` on 100 bytes."""
+    search: Any = object.__new__(run.Search)
+    search.found = SearchResult()
+    search._least = lambda *_: lambda _: 0.0
+    estimates: Any = SimpleNamespace(knows=lambda _: True, peak=lambda one, part=1.0: peaks(one, part))
+    search.left = search._worth_it(some, estimates, SimpleNamespace(memory=100))
+    return search
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"), [(4, 1.0), (8, 1.0), (2, 0.5), (1, 0.25)]
+)  # of the tokens of the rows of whole sequences
+def test_cp_with_as_many_tokens_as_do_not_fit_whole_is_not_priced(rows: int, part: float) -> None:
+    one = Candidate(dp_shard=4, cp=4, rows=rows, accumulate=8)
+    search: Any = _worth_it([one], lambda _, at: 111 if at == part else 0 if at == 0.25 else 99)
+    assert not search.left and sum(search.found.pruned.values()) == 1
+    search = _worth_it([one], lambda _, at: 95 if at < 1 or part == 1 else 120)
+    assert search.left == [one]
 
 
 def test_what_is_too_large_by_estimate_waits_for_a_like_candidate(monkeypatch: pytest.MonkeyPatch) -> None:

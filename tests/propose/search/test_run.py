@@ -115,6 +115,15 @@ def test_a_found_preset_has_the_time_and_the_memory_that_plan_prints(gpus: int, 
         assert time is not None and time.seconds == one.seconds
 
 
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [((), "all-gather"), (("+parallel.styles.context-parallel.method=ring",), "ring")],
+)
+def test_the_method_that_a_candidate_has_anyway_is_known(options: tuple[str, ...], method: str) -> None:
+    search, task = _search(["gpus=2", *options], [])
+    assert search.facts(task).method == method  # which is not tried beside it
+
+
 def test_ctrl_c_leaves_what_is_known() -> None:
     def interrupted(text: str) -> None:
         if text.startswith("dry run 3"):  # the second is on its way
