@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,9 +138,8 @@ def test_a_version_that_changed_is_named(
 
 
 def test_every_part_has_a_test_that_changes_it() -> None:
-    assert {*CHANGES, "axes", "pipeline", "torch", "python", "parallelizer", "sources", "packages"} == set(
-        PARTS
-    )
+    others = {"axes", "pipeline", "torch", "python", "parallelizer", "sources", "own styles", "packages"}
+    assert {*CHANGES, *others} == set(PARTS)
 
 
 @pytest.fixture
@@ -164,6 +164,19 @@ def test_a_source_file_that_the_model_imports_is_part_of_it(
     assert find(mine, model, tmp_path / "proofs").certificate is not None
     (own_model / "helper.py").write_text("def scale(x):\n    return 2 * x\n")
     assert find(mine, model, tmp_path / "proofs").changed == (PARTS["sources"],)
+
+
+def test_the_source_file_of_a_style_of_ones_own_is_part_of_it(
+    own_model: Path, shipped: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    style, file = shipped.plan.rules[0].uses[0].style, own_model / "helper.py"
+    own = SimpleNamespace(__module__="helper")
+    monkeypatch.setattr(fingerprints, "STYLE_FILES", [s for s in fingerprints.STYLE_FILES if s != style])
+    monkeypatch.setattr(fingerprints, "FUNCTIONS", {style: own})
+    write(certificate(shipped), tmp_path / "proofs")
+    file.write_text("def scale(x):\n    return 2 * x\n")
+    model = shipped.build_model()
+    assert find(shipped, model, tmp_path / "proofs").changed == (PARTS["own styles"],)
 
 
 @pytest.mark.parametrize("package", ["transformers", "torchao"])
