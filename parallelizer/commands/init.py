@@ -254,13 +254,11 @@ def _facts(model: nn.Module, workload: Workload, positions: str | None) -> Facts
 
 
 def _check_target(path: str | None, force: bool) -> None:
+    from parallelizer.report.targets import refuse_existing
+
     if path is None:
         return
-    if os.path.exists(path) and not force:
-        message = f"{path} exists already"
-        raise PlanError(
-            [Diagnostic("file-unwritable", message, None, "name another file, or overwrite it with --force")]
-        )
+    refuse_existing(path, force=force)
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         message = f"{path} cannot be written: there is no folder {folder}"

@@ -56,20 +56,24 @@ UNITS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The setup's options, the limits of the search, and what is made of its results."""
-    add_setup_options(parser, overrides="Hydra overrides, as for the recipe, and gpus=<number of GPUs>")
+    add_setup_options(
+        parser,
+        overrides="Hydra overrides, as for the recipe, with hardware=<kind>, and gpus=<number of GPUs>",
+    )
     add_json_option(parser)
     parser.add_argument(
         "--within",
         action="append",
         default=[],
         metavar="KEY=VALUES",
-        help="what is tried of a key: mesh.tp=1..8, pipeline.schedule=1f1b,zbv, or * for all; may be given again",
+        help="what is tried of a key: mesh.tp=1..8, pipeline.schedule=1f1b,zbv, or * for all; may be given again. "
+        "docs/search.md lists the keys",
     )
     parser.add_argument(
         "--memory",
         type=_bytes,
         metavar="SIZE",
-        help="what a device may hold, as 72GiB (nine tenths of its memory)",
+        help="the memory that a step may use on a device, such as 72GiB; by default nine tenths of the device's memory",
     )
     parser.add_argument(
         "--for",
@@ -85,6 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE", help="write the best as a preset, such as conf/parallel/found.yaml"
     )
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument(
         "--lock",
         metavar="FILE",
@@ -93,7 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html",
         metavar="FILE",
-        help="also write the results as an HTML page, and dry-run some candidates more, which hold less and take longer",
+        help="also write the results as an HTML page, for which up to three more candidates with less memory are dry-run",
     )
 
 
@@ -104,12 +109,14 @@ def _bytes(text: str) -> int:
             return int(float(found[1]) * UNITS[found[2]])
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"{text!r} is no size such as 72GiB")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no size: write a number and B, KiB, MiB, GiB, TiB, KB, MB, GB or TB, as in 72GiB"
+    )
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
 
 
@@ -125,9 +132,10 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.propose.search.show import document, write_found, write_tried
     from parallelizer.propose.search.task import read_task
     from parallelizer.report.html.page import save
-    from parallelizer.report.targets import check_targets
+    from parallelizer.report.targets import check_targets, refuse_existing
 
     try:
+        refuse_existing(arguments.output, force=arguments.force)
         check_targets(arguments.output, arguments.lock)
         check_targets(arguments.html, None)
         tasks = [
@@ -223,10 +231,17 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     found = ["--config-dir", arguments.config_dir] if arguments.config_dir else []
     found += [word for limit in arguments.within for word in ("--within", limit)]
     if arguments.memory:
-        found += ["--memory", f"{arguments.memory / 2**30:g}GiB"]
+        found += ["--memory", _sized(arguments.memory)]
     if arguments.aim != "time":
         found += ["--for", arguments.aim]
     return found
+
+
+def _sized(count: int) -> str:
+    """Bytes as `--memory` takes them, in the largest unit that says them exactly."""
+    units = sorted(((n, name) for name, n in UNITS.items() if name), reverse=True)
+    name = next(name for n, name in units if count % n == 0)
+    return f"{count // UNITS[name]}{name.replace('I', 'i')}"
 
 
 def _keep(arguments: argparse.Namespace, task: SearchTask, found: SearchResult, text: str) -> None:
@@ -266,7 +281,9 @@ def _next_steps(output: str | None, config_dir: str | None, overrides: Sequence[
     steps = []
     if output is None:
         make = "" if target.parent.is_dir() else f"create the folder {target.parent} and "
-        steps.append(f"save it: {make}add --output {target}")
+        steps.append(
+            f"save it: {make}put the preset above into {target}, or search again with --output {target}"
+        )
     elif target.parent.resolve() != own.resolve() and (config_dir or target.parent.name != "parallel"):
         target = own / target.name
         steps.append(f"to use it, move it to {target}")

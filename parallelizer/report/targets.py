@@ -20,6 +20,13 @@ def check_targets(html: str | Path | None, lock: str | Path | None) -> None:
         raise PlanError(found)
 
 
+def refuse_existing(path: str | Path | None, *, force: bool) -> None:
+    """Raises PlanError for a file that exists, unless it may be overwritten: people edit what a command has written."""
+    if path is not None and not force and os.path.lexists(path):
+        advice = "name another file, or overwrite it with --force"
+        raise PlanError([Diagnostic("file-unwritable", f"{path} exists already", None, advice)])
+
+
 def _obstacle(path: str | Path) -> str | None:
     """Why no file can be put at a path; None if nothing is known to stand in the way."""
     try:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.commands.search import _kinds, _next_steps
+from parallelizer.commands.main import main
+from parallelizer.commands.search import _bytes, _kinds, _next_steps, _sized
 from parallelizer.diagnostics.diagnostic import PlanError
 
 
@@ -18,10 +19,12 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_output_it_says_to_save_the_preset_before_it_is_run() -> None:
     save, run = _next_steps(None, None, ["model=llama3_8b"])
-    assert save == "save it: create the folder conf/parallel and add --output conf/parallel/found.yaml"
+    file = "conf/parallel/found.yaml"
+    put = f"put the preset above into {file}, or search again with --output {file}"
+    assert save == f"save it: create the folder conf/parallel and {put}"
     assert run == "then plan it: parallelizer plan --config-dir conf model=llama3_8b parallel=found"
     os.makedirs("conf/parallel")
-    assert _next_steps(None, None, [])[0] == "save it: add --output conf/parallel/found.yaml"
+    assert _next_steps(None, None, [])[0] == f"save it: {put}"
 
 
 def test_a_saved_preset_is_run_from_the_folder_that_it_lies_in() -> None:
@@ -53,3 +56,18 @@ def test_each_kind_of_hardware_has_its_price() -> None:
     with pytest.raises(PlanError) as raised:
         _kinds(["hardware=h100,h200,b200", "++hardware.price_per_hour=2,3"], several=True)
     assert raised.value.diagnostics[0].code == "search-price"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(32 * 2**20, "32MiB"), (72 * 2**30, "72GiB"), (80 * 10**9, "80GB"), (12345, "12345B")]
+)
+def test_memory_is_repeated_as_the_option_takes_it(count: int, said: str) -> None:
+    assert _sized(count) == said and _bytes(said) == count
+
+
+def test_an_existing_preset_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("found.yaml").write_text("mine")
+    assert main(["search", "model=llama_debug", "gpus=2", "hardware=h100", "--output", "found.yaml"]) == 1
+    told = capsys.readouterr().err
+    assert "found.yaml exists already" in told and "--force" in told
+    assert Path("found.yaml").read_text() == "mine"

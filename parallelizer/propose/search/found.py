@@ -16,7 +16,8 @@ STATES = "their parameters and gradients alone do not fit"
 class SearchResult:
     """`results` are the candidates that were traced whole and fit, best first; `too_large` those that do not fit, with the
     smallest peak first; `priced` all that were priced, best first. `excluded` counts by reason; `pruned` by bound. `complete`
-    is false after Ctrl-C.
+    is false after Ctrl-C. `states` are the bytes that the parameters and gradients need at least on a rank, where they leave no
+    candidate.
     """
 
     total: int = 0
@@ -28,6 +29,7 @@ class SearchResult:
     too_large: list[TracedWhole] = field(default_factory=list)
     failed: list[NotTraced] = field(default_factory=list)
     complete: bool = True
+    states: int = 0
 
     def sort(self) -> None:
         """Put every list in its order."""

@@ -41,17 +41,20 @@ def nothing(found: SearchResult, task: SearchTask, changes: Sequence[str] = ()) 
             "and `rows` divides the rows of a data rank"
         )
         return Diagnostic("search-nothing", message, None, advice)
+    if found.states:
+        message = (
+            f"no candidate fits {size(task.memory)}: parameters and gradients alone need {size(found.states)} on each device, "
+            f"{size(found.states - task.memory)} too much"
+        )
+        advice = "take more GPUs, or a larger --memory; ++parallel.styles.fsdp.cpu_offload=true keeps them in the host's memory"
+        return Diagnostic("search-nothing", message, None, "; or ".join(changes) or advice)
     counts = {**found.excluded, **{reason: count for reason, count in found.pruned.items() if count}}
     most = max(counts, key=lambda one: (counts[one], one))
     if found.total == 1:
         message = f"the only candidate is ruled out: {most}"
     else:
-        message = (
-            f"all {found.total:,} candidates are ruled out, {counts[most]:,} of them for this reason: {most}"
-        )
-    if most == STATES:
-        return Diagnostic("search-nothing", message, None, _advice(changes))
-    advice = "change the number of GPUs, the batch, `hardware.devices_per_node`, or a limit"
+        message = f"none of the {found.total:,} candidates is left, {counts[most]:,} of them for this reason: {most}"
+    advice = "change gpus, train.batch_size, hardware.devices_per_node, or a limit"
     limits = task.within.text()
     return Diagnostic(
         "search-nothing", message, None, f"{advice}: {limits}" if limits else f"{advice} of --within"

@@ -48,7 +48,7 @@ parallelism alone.
 
 CONTEXT = "context-parallel"
 
-SIMPLER = "slower than the best by the estimate of a simpler class"
+SIMPLER = "slower than the best, by the estimate of less recomputation or of less split"
 """Why candidates are not priced."""
 
 TEN = 10
@@ -131,6 +131,7 @@ class Search:
         kept = [c for c in every if memory_bound(c, self.states) <= task.memory]
         found.pruned[STATES] = len(every) - len(kept)
         if not kept:
+            found.states = min((memory_bound(c, self.states) for c in every), default=0)
             return
         estimates = Estimates(task.machine, self.classes.traces)
         plain = [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT]
@@ -190,13 +191,13 @@ class Search:
             whole = with_whole_sequences(one)
             if whole is not None and estimates.knows(whole):
                 if SURE * estimates.peak(whole) <= task.memory:
-                    self.found.pruned["cp splits sequences that fit whole"] += 1
+                    self.found.pruned["cp is not needed: whole sequences fit"] += 1
                     continue
                 if estimates.peak(whole, 1 / one.cp) > task.memory or (
                     # A rank has as many tokens of its part of a sequence as of whole ones.
                     estimates.peak(whole, one.rows / one.cp / whole.rows) > SURE * task.memory
                 ):
-                    self.found.pruned["too large by the estimate with whole sequences"] += 1
+                    self.found.pruned["too large: as many tokens of whole sequences do not fit"] += 1
                     continue
             left.append(one)
         return left

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -38,6 +41,9 @@ TRIED = (
 )
 COST_COLUMN = 3
 
+NO_BREAK = "\xa0"
+"""A blank at which lines do not end."""
+
 
 def write_tried(tried: Sequence[Tried], aim: str, stream: TextIO, *, width: int | None = None) -> None:
     """Print the numbers and kinds of GPUs that were compared, if there were several."""
@@ -52,7 +58,7 @@ def write_tried(tried: Sequence[Tried], aim: str, stream: TextIO, *, width: int 
                 one.task.machine.name,
                 f"{one.task.gpus:,}",
                 duration(best.seconds) if best else "",
-                f"{1000 * one.cost:,.2f}" if best and aim == COST else "",
+                _amount(1000 * one.cost) if best and aim == COST else "",
                 best.candidate.words() if best else "nothing fits or divides",
             ]
         )
@@ -68,15 +74,13 @@ def write_found(
     """Print the best candidates, what binds, what does not fit, and what was left out."""
     screen = console(stream, width)
     workload = task.base.workload
-    screen.print(
-        Text.assemble(
-            ("search", "bold"),
-            f"   {task.gpus:,} x {task.machine.name}, {workload.batch_size:,} sequences of {workload.seq_len:,} a step, "
-            f"at most {size(task.memory)} on a device",
-        )
+    said = (
+        f"search   {task.gpus:,} x {task.machine.name}, {workload.batch_size:,} sequences of {workload.seq_len:,} a step, "
+        f"at most {_memory(task)}"
     )
-    screen.print(f"  {reasons.counts(found)}")
-    if not found.complete:
+    _print(screen, said, bold=len("search"))
+    _print(screen, f"  {reasons.counts(found)}")
+    if not found.complete and found.results:
         screen.print("  interrupted: these are the best so far")
     screen.print()
     if found.results:
@@ -111,8 +115,32 @@ def _list(screen: Any, title: str, lines: list[str]) -> None:
         return
     screen.print(Text(title, "bold"))
     for line in lines:
-        screen.print(f"  {line}")
+        _print(screen, f"  {line}")
     screen.print()
+
+
+def _print(screen: Any, line: str, bold: int = 0) -> None:
+    """Print a line, wrapped with an indent. No number is parted from its unit. The first `bold` characters are bold."""
+    joined = re.sub(r"(?<=\d) (?=\S)", NO_BREAK, line)
+    parts = textwrap.wrap(
+        joined, screen.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    text = Text("\n".join(parts).replace(NO_BREAK, " "))
+    text.stylize("bold", 0, bold)
+    screen.print(text)
+
+
+def _memory(task: SearchTask) -> str:
+    """The memory that a step may use on a device, and that of the device where it is less."""
+    has = float(task.base.hardware.get("memory_gib") or 0) * 2**30
+    more = f", which has {size(has)}" if 0 < has < task.memory else ""
+    return f"{size(task.memory)} on a device{more}"
+
+
+def _amount(money: float) -> str:
+    """An amount with at least three digits that count."""
+    digits = 2 if money <= 0 else max(2, 2 - math.floor(math.log10(money)))
+    return f"{money:,.{digits}f}"
 
 
 def document(

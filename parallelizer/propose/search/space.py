@@ -98,7 +98,7 @@ def _wrong_mesh(mesh: Candidate, facts: SpaceFacts) -> str | None:
     if mesh.pp > 1 and not facts.cuts:
         return "the plan allows no cut into stages"
     if mesh.pp > 1 and not facts.layers:
-        return f"the model has fewer than {SHORT} equal layers, which the search cuts between"
+        return f"stages: the model has fewer than {SHORT} equal layers to cut between"
     if mesh.pp > max(facts.layers, 1):
         return "more stages than layers"
     if mesh.cp > 1 and facts.sequence % (2 * mesh.cp):
@@ -106,7 +106,7 @@ def _wrong_mesh(mesh: Candidate, facts: SpaceFacts) -> str | None:
     if facts.batch % mesh.data_ranks:
         return "the batch does not divide by the data ranks"
     if mesh.dp_replicate > 1 and mesh.dp_shard == 1 and mesh.cp > 1:
-        return "replicas whose parameters cp alone shards"
+        return "dp_replicate with cp needs dp_shard above 1"
     return None
 
 

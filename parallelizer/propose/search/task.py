@@ -80,7 +80,7 @@ def read_task(
     if machine is None:
         raise _mistake(
             "search-hardware",
-            "the search does not know the hardware",
+            "the speed of the hardware is not known",
             "add hardware=h100, or another of `parallelizer/configs/hardware`; hardware=this measures this machine",
         )
     if added := hardware_device(base):

@@ -123,7 +123,7 @@ def read_within(texts: Iterable[str], overrides: Iterable[str] = ()) -> tuple[Wi
         if key in FIXED and ".." not in value:
             if FIXED[key] in limits:
                 raise _wrong(
-                    f"{override} fixes {FIXED[key]}, which --within limits too", "leave out one of both"
+                    f"{override} fixes {FIXED[key]}, which --within limits too", "leave out one of the two"
                 )
             fixed |= _limit(FIXED[key], value.strip("'\""))
         else:
@@ -165,9 +165,9 @@ def _limit(key: str, values: str) -> dict[str, Any]:
 
 
 def _has_whole(limit: tuple[float, float] | frozenset[str]) -> bool:
-    """Whether a range has a whole number from 1, and whether each number of a set is one."""
+    """Whether a range from 0 or more has a whole number from 1, and whether each number of a set is one."""
     if isinstance(limit, tuple):
-        return limit[1] >= max(1.0, math.ceil(limit[0]))
+        return limit[0] >= 0 and limit[1] >= max(1.0, math.ceil(limit[0]))
     return all(float(number) >= 1 and float(number).is_integer() for number in limit)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from parallelizer.diagnostics.units import size
 from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.estimate import Estimates
 from parallelizer.propose.search.nothing import nothing, too_little
@@ -46,3 +47,13 @@ def test_limits_without_any_candidate_are_named() -> None:
     assert not found.total
     one = nothing(found, task)
     assert one.message == "no candidate for 4 GPUs is within the limits: mesh.tp=3"
+
+
+def test_parameters_that_do_not_fit_alone_say_how_much_is_missing() -> None:
+    task = read_task([*LLAMA, "gpus=2", "model.n_layers=3"], within=LIMITS, memory=2**10)
+    search = Search(task.base, lambda _: None)
+    found = search.run(task)
+    one = nothing(found, task)
+    assert found.states == search.states // 2  # over two shards
+    assert one.message.startswith("no candidate fits 1.0 KiB: parameters and gradients alone need ")
+    assert one.message.endswith(f"{size(found.states - 2**10)} too much") and "seq_len" not in str(one.help)

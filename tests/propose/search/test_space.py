@@ -56,7 +56,7 @@ def test_the_meshes_are_those_of_a_search_without_rules() -> None:
         ({"tensor": False}, "the plan has no tensor parallelism"),
         ({"context": False}, "the plan has no context parallelism"),
         ({"cuts": False}, "the plan allows no cut into stages"),
-        ({"layers": 0}, "the model has fewer than 3 equal layers, which the search cuts between"),
+        ({"layers": 0}, "stages: the model has fewer than 3 equal layers to cut between"),
         ({"layers": 4}, "more stages than layers"),
         ({"sequence": 4}, "the sequence does not divide by cp"),
         ({"batch": 8}, "the batch does not divide by the data ranks"),

@@ -64,7 +64,16 @@ def test_a_wrong_limit_is_named(limit: str, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "limit", ["mesh.tp=-1", "mesh.tp=0", "mesh.tp=0.5", "rows=0..0", "accumulate=1,0", "rows=1.2..1.8"]
+    "limit",
+    [
+        "mesh.tp=-1",
+        "mesh.tp=-1..2",
+        "mesh.tp=0",
+        "mesh.tp=0.5",
+        "rows=0..0",
+        "accumulate=1,0",
+        "rows=1.2..1.8",
+    ],
 )
 def test_a_limit_without_a_number_that_the_key_can_be_is_refused(limit: str) -> None:
     with pytest.raises(PlanError, match="has no number that"):
