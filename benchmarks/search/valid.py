@@ -40,6 +40,9 @@ MODELS = (
     "hf_opt", "hf_phi3", "hf_qwen2", "hf_qwen3", "hf_qwen3_moe", "my_gpt",
 )  # fmt: skip
 
+LEAST_LAYERS = {"hf_deepseek_v3": 2}
+"""The first layer has no experts, and a plan with a rule for them needs some."""
+
 OWN = "my_gpt"
 """A user's own model, with the plan that `init` proposes: that of the page on a model of one's own."""
 
@@ -106,9 +109,8 @@ def case(number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     elif (
         model.startswith("hf") and model != "hf_gemma3_text"
     ):  # whose configuration lists the kinds of its layers
-        words.append(
-            f"++model.config.{'n_layer' if model == 'hf_gpt2' else 'num_hidden_layers'}={draw.randint(1, 5)}"
-        )
+        layers = max(draw.randint(1, 5), LEAST_LAYERS.get(model, 1))
+        words.append(f"++model.config.{'n_layer' if model == 'hf_gpt2' else 'num_hidden_layers'}={layers}")
     if draw.random() < 0.2:
         words.append("parallel.styles.fsdp.reduce_dtype=bfloat16")
     # Few classes, so that a case takes seconds; none that leaves no mesh by itself.
