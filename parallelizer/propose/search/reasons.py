@@ -81,7 +81,7 @@ def binds(found: SearchResult, task: SearchTask) -> list[str]:
     for wait in wait_shares(best.time):
         if wait.share >= WORTH_IT:
             name = wait.name.partition("+")[0]
-            said.append(f"{WAITS.get(name, wait.name)}: {wait.share:.0%} of the step is waited for")
+            said.append(f"{WAITS.get(name, wait.name)}: waiting takes {wait.share:.0%} of the step")
     candidate = best.candidate
     if candidate.rows * candidate.accumulate * candidate.microbatches == 1:
         said.append("the batch: every data rank has one sequence")

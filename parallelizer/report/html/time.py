@@ -16,7 +16,7 @@ WIDTH, LANE = 6000, 100
 BINS = 600
 """Columns of a time line; what is shorter is drawn as the share of a column."""
 
-LEGEND = (("parameters", "GEMMs"), ("activations", "attention"), ("temporaries", "element by element"))
+LEGEND = (("parameters", "GEMMs"), ("activations", "attention"), ("temporaries", "elementwise"))
 """The colours of the computation, which are those of kinds of memory."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from parallelizer.report.rows.paths import ROOT
 from parallelizer.simulate.time.predict import StepTime
 
-KINDS = {"gemm": "GEMMs", "attention": "attention", "memory": "element by element"}
+KINDS = {"gemm": "GEMMs", "attention": "attention", "memory": "elementwise"}
 """The kinds of operators in words."""
 
 

@@ -20,7 +20,7 @@ KINDS = {
     "copies": re.compile(r"memcpy|memset|copy|cat|chunk", re.I),
 }
 """By the names of kernels, or of operators on a CPU; the first that fits."""
-REST = "element by element, reductions, optimizer"
+REST = "elementwise, reductions, optimizer"
 
 
 @dataclass(frozen=True)

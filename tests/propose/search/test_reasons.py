@@ -20,7 +20,7 @@ def _slower(**changed: object) -> TracedWhole:
 
 
 def test_what_a_slower_candidate_has_more_of_is_named_whatever_its_name() -> None:
-    assert loses(BEST, _slower(compute={"gemm": 1.0, "memory": 0.2})) == "+20.0%, more element by element"
+    assert loses(BEST, _slower(compute={"gemm": 1.0, "memory": 0.2})) == "+20.0%, more elementwise"
     assert loses(BEST, _slower(waits={"tp": 0.2})) == "+20.0%, more waiting for tp"
 
 

@@ -30,7 +30,7 @@ def test_the_step_its_range_and_where_it_goes() -> None:
     text = " ".join(printed(ONE).split())
     assert "time 2 s a step (1.8 to 2.2 s) on toy" in text
     assert "55% MFU (50% without the masked half of attention), 500 tokens/s a device" in text
-    assert "compute 80%: GEMMs 60, attention 10, element by element 10 waiting 20%: tp 15, dp_shard 5" in text
+    assert "compute 80%: GEMMs 60, attention 10, elementwise 10 waiting 20%: tp 15, dp_shard 5" in text
     assert "the costliest: layers.*.w2 50%, norm 5%" in text
     assert "dp_shard 900 ms, waited for 100 ms; tp 300 ms, waited for 300 ms; cp 200 ms, hidden" in text
     assert "device=cuda" not in text and "device=cuda" in printed(ONE, "cpu")
