@@ -60,18 +60,32 @@ def takes_tokens(model: Mapping[str, Any]) -> bool | None:
 
 
 def model_type(model: Mapping[str, Any]) -> str | None:
-    """`model_type` of the config, or of the folder that it names."""
+    """`model_type` of the config, or of the folder that it names, or of the hub id's copy in the cache; the hub is not asked."""
     config = model.get("config")
     if isinstance(config, Mapping) and config.get("model_type"):
         return str(config["model_type"])
     name = model.get("name")
     if not isinstance(name, str):
         return None
+    file = Path(name) / "config.json"
+    if not file.parent.is_dir() and missing_folder(name) is None:
+        file = _cached(name, file.name) or file
     try:
-        found = json.loads((Path(name) / "config.json").read_text()).get("model_type")
+        found = json.loads(file.read_text()).get("model_type")
     except (OSError, ValueError, AttributeError):
         return None
     return None if found is None else str(found)
+
+
+def _cached(name: str, file: str) -> Path | None:
+    """A file of a hub id in the cache of this machine, where it is there."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, file)
+    except (ImportError, ValueError):  # a name that no repository has
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
 def missing_folder(name: str) -> str | None:
@@ -91,8 +105,9 @@ def why_no_plan(model: Mapping[str, Any]) -> NoPlan | None:
     if kind is None and isinstance(name, str) and (missing := missing_folder(name)) is not None:
         return NoPlan("model-build", f"the model cannot be built: {missing}", CHOOSE, "model.name")
     if kind is None and name:
-        message = f"which plan {name} takes is not known before its configuration is read"
-        return NoPlan("plan-not-found", message, "set plan=<name or path>, as in plan=hf_llama", "plan")
+        message = f"which plan {name} takes is not known: its configuration is not on this machine"
+        advice = f"download it with `hf download {name} config.json`, or set plan=<name or path>, as in plan=hf_llama"
+        return NoPlan("plan-not-found", message, advice, "model.name")
     if kind is None:
         where = "model.config" if isinstance(config, Mapping) else "model"
         return NoPlan("model-build", NOTHING, CHOOSE, where)

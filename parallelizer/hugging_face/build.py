@@ -169,7 +169,10 @@ def _of_name(transformers: Any, name: str, settings: Mapping[str, Any]) -> Any:
         if folder.is_dir():
             raise ValueError(f"the config.json in {name} cannot be read: {_first_line(error)}") from None
         if here:
-            message = f"there is no folder {name}, no local copy of it exists, and the Hugging Face hub cannot be reached"
+            message = (
+                f"there is no folder {name}, no local copy of it exists, and the Hugging Face hub cannot be reached; copy its "
+                "files to this machine, and give their folder as model.name"
+            )
             raise ValueError(message) from None
         raise ValueError(f"there is no folder {name}, and the hub says: {_first_line(error)}") from None
 
