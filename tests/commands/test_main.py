@@ -30,7 +30,18 @@ EXPECTED = {
     ),
     "search": (
         "find the fastest mesh and options for a number of GPUs, as a preset",
-        [*SETUP, "--json", "--within", "--memory", "--for", "--top", "--output", "--force", "--lock", "--html"],
+        [
+            *SETUP,
+            "--json",
+            "--within",
+            "--memory",
+            "--for",
+            "--top",
+            "--output",
+            "--force",
+            "--lock",
+            "--html",
+        ],
     ),
     "verify": (
         "prove that the sharded run equals the unsharded one",
