@@ -89,7 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE", help="write the best as a preset, such as conf/parallel/found.yaml"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parser.add_argument("--force", action="store_true", help="overwrite the file of --output")
     parser.add_argument(
         "--lock",
         metavar="FILE",

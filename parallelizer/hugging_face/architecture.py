@@ -104,6 +104,9 @@ def why_no_plan(model: Mapping[str, Any]) -> NoPlan | None:
     kind, name, config = model_type(model), model.get("name"), model.get("config")
     if kind is None and isinstance(name, str) and (missing := missing_folder(name)) is not None:
         return NoPlan("model-build", f"the model cannot be built: {missing}", CHOOSE, "model.name")
+    if kind is None and name and Path(str(name)).is_dir():
+        message = f"which plan {name} takes is not known: its config.json has no readable model_type"
+        return NoPlan("plan-not-found", message, "set plan=<name or path>, as in plan=hf_llama", "model.name")
     if kind is None and name:
         message = f"which plan {name} takes is not known: its configuration is not on this machine"
         advice = f"download it with `hf download {name} config.json`, or set plan=<name or path>, as in plan=hf_llama"

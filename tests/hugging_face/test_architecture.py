@@ -38,6 +38,12 @@ def test_a_hub_id_that_is_not_here_is_told_how_to_get_here(cache: Path) -> None:
     assert f"hf download {HUB} config.json" in told.help and told.key == "model.name"
 
 
+def test_a_folder_whose_configuration_names_no_type_is_not_to_be_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    told = why_no_plan({"_target_": TARGET, "name": str(tmp_path)})
+    assert told is not None and "no readable model_type" in told.message and "download" not in told.help
+
+
 @pytest.mark.parametrize("name", ["a b/c", "x/y/z", ""])
 def test_a_name_that_no_repository_has_is_no_crash(name: str) -> None:
     assert model_type({"name": name}) is None

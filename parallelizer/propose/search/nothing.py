@@ -54,6 +54,8 @@ def nothing(found: SearchResult, task: SearchTask, changes: Sequence[str] = ()) 
         message = f"the only candidate is ruled out: {most}"
     else:
         message = f"none of the {found.total:,} candidates is left, {counts[most]:,} of them for this reason: {most}"
+    if most == STATES:
+        return Diagnostic("search-nothing", message, None, _advice(changes))
     advice = "change gpus, train.batch_size, hardware.devices_per_node, or a limit"
     limits = task.within.text()
     return Diagnostic(

@@ -48,8 +48,8 @@ parallelism alone.
 
 CONTEXT = "context-parallel"
 
-SIMPLER = "slower than the best, by the estimate of less recomputation or of less split"
-"""Why candidates are not priced."""
+SIMPLER = "slower than the best, by the estimate with less recomputation, cp or tp"
+"""A reason of `pruned`."""
 
 TEN = 10
 """So many of the best by estimate are refined."""
@@ -180,12 +180,12 @@ class Search:
 
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
         """Without those that a bound says are slower than the best: if nothing is computed twice, no sequence is split, and fewer
-        ranks share a product; and without those that only split sequences that fit whole.
+        ranks share a product; and without those that only split sequences that fit whole. All have as many ranks of cp.
         """
         least, left = self._least(estimates, task), []
-        limits = {cp: self._limit(one, task) for cp, one in {c.cp: c for c in some}.items()}
+        limit = self._limit(some[0], task)
         for one in some:
-            if least(one) > limits[one.cp]:
+            if least(one) > limit:
                 self.found.pruned[SIMPLER] += 1
                 continue
             whole = with_whole_sequences(one)
