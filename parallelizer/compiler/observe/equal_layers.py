@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,24 +63,52 @@ WORTH_IT = 2 * SHORT + 2
 """Layers from which tracing two short models costs less than the whole one."""
 
 
+WORTH_ANOTHER = 2 * SHORT + 4
+"""Layers of a further run from which one more short model costs less than tracing these layers in all of them."""
+
+
 def longest_run(program: Iterable[Application], model: nn.Module, least: int = WORTH_IT) -> Run | None:
     """The longest run of at least so many equal layers; by default of so many that two short models cost less to trace."""
+    return max(
+        _runs(program, model, least), key=lambda run: run.count, default=None
+    )  # the first of equal ones
+
+
+def runs_of(program: Iterable[Application], model: nn.Module) -> tuple[Run, ...]:
+    """The runs whose layers are worth not to be traced, each in a short model of its own: the longest first. None lies within a
+    layer of another.
+    """
+    found: list[Run] = []
+    for run in sorted(_runs(program, model, WORTH_IT), key=lambda run: -run.count):
+        apart = not any(_within(run, other) or _within(other, run) for other in found)
+        if not found or (apart and run.count >= WORTH_ANOTHER):
+            found.append(run)
+    return tuple(found)
+
+
+def _within(run: Run, other: Run) -> bool:
+    """Whether a run lies within the layers of another."""
+    return run.container != other.container and f"{run.container}.".startswith(
+        f"{other.container}." if other.container else ""
+    )
+
+
+def _runs(program: Iterable[Application], model: nn.Module, least: int) -> Iterator[Run]:
+    """The runs of at least so many equal layers, in the order of the model's modules."""
     styles: dict[str, list[Facts]] = {}
     for a in program:
         styles.setdefault(a.module, []).append(
             (a.slot, a.style, a.axes, a.rule.key, str(sorted(a.options.items(), key=str)))
         )
-    best: Run | None = None
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or has_empty_child(module):
             continue  # a list may hold None
         first = 0
         for _, group in itertools.groupby(_signatures(module, f"{path}." if path else "", styles)):
             count = len(list(group))
-            if count >= least and (best is None or count > best.count):
-                best = Run(path, first, count)
+            if count >= least:
+                yield Run(path, first, count)
             first += count
-    return best
 
 
 Facts = tuple[Any, ...]
@@ -156,6 +184,15 @@ def shortened_copy(model: nn.Module, run: Run) -> nn.Module:
     for _ in gone:
         del container[gone.start]  # type: ignore[operator]
     return short
+
+
+def shorten_runs(program: Program, model: nn.Module, runs: Sequence[Run], keeps: Sequence[int]) -> Program:
+    """As `shorten`, for several runs."""
+    for run, keep in sorted(
+        zip(runs, keeps, strict=True), key=lambda pair: -pair[0].first
+    ):  # so that `first` holds
+        program = shorten(program, model, run, keep)
+    return program
 
 
 def shorten(program: Program, model: nn.Module, run: Run, keep: int) -> Program:

@@ -24,6 +24,7 @@ from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.runtime.pipeline.channels import moving
 from parallelizer.simulate.record.kernel_scratch import CudaScratch, Scratch
+from parallelizer.simulate.record.stretch import extended
 from parallelizer.simulate.trace_failed import Reached
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
@@ -342,13 +343,15 @@ def _played(before: Mapping[str, int], changes: Sequence[MemoryChange]) -> Itera
         yield Point(change.phase, change.module, total, dict(sums))
 
 
-def outline(short: Sequence[MemoryChange], longer: Sequence[MemoryChange], more: int) -> list[MemoryChange]:
-    """The highest point and the end of a stretch of changes, extended in a straight line: `more` times what
-    `longer` has more than `short`.
+def outline(
+    short: Sequence[MemoryChange], longer: Sequence[Sequence[MemoryChange]], missing: Sequence[int]
+) -> list[MemoryChange]:
+    """The highest point and the end of a stretch of changes, extended in a straight line: for each run of layers, as often as
+    layers of it are `missing`, what `longer` has more than `short`.
     """
-    tops, ends = zip(*(_top_and_end(c) for c in (short, longer)), strict=True)
-    top = {k: tops[0][k] + more * (tops[1][k] - tops[0][k]) for k in CATEGORIES}
-    end = {k: ends[0][k] + more * (ends[1][k] - ends[0][k]) for k in CATEGORIES}
+    (first_top, first_end), *others = map(_top_and_end, (short, *longer))
+    top = {k: extended(first_top[k], (one[k] for one, _ in others), missing) for k in CATEGORIES}
+    end = {k: extended(first_end[k], (one[k] for _, one in others), missing) for k in CATEGORIES}
     steps = sorted(top.items(), key=lambda x: x[1]) + sorted(
         ((k, end[k] - top[k]) for k in CATEGORIES), key=lambda x: x[1]
     )

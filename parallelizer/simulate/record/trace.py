@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer import torch_private
 from parallelizer.child.children import Children, WorldError, in_children
 from parallelizer.child.shared_calls import SharedCalls
-from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, runs_of, shorten_runs
 from parallelizer.compiler.observe.flex_attention import FlexAttention
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.compiler.observe.treated_alike import treated_alike
@@ -60,7 +59,7 @@ from parallelizer.simulate.record.pipeline_step import (
 )
 from parallelizer.simulate.record.rank_classes import RankClass
 from parallelizer.simulate.record.stage_forms import CutTraffic, cut_traffic, stage_forms
-from parallelizer.simulate.record.stretch import Look, NotPeriodic, in_module, stretch_phases
+from parallelizer.simulate.record.stretch import Look, NotPeriodic, extended, in_module, stretch_phases
 from parallelizer.simulate.record.stretch_line import grown_entry, stretch_line
 from parallelizer.simulate.record.time_line import TimeLine
 from parallelizer.simulate.trace_failed import broken_off, explained
@@ -104,8 +103,8 @@ class Recording:
 
 @dataclass(frozen=True)
 class Trace:
-    """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of
-    layers that a shorter model stood for, `classes` are all classes of ranks, with the peaks of those that
+    """The collectives of one step in order, and the memory over it, of one rank. `folded` is the
+    longest run of layers of which short models had a few, `classes` are all classes of ranks, with the peaks of those that
     were traced too, `moves` the tensors that moved in several hops, `stage_ranks` as in `Recording`. `line` has operators and
     collectives in the order in which the host issues them, for pricing; of a pipeline, `lines` has those of the rank's actions,
     and `pipeline` those of all stages, where a rank of every class was traced. `cuts` is what crosses the cuts between stages.
@@ -142,7 +141,7 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     """One training step as `rank` of the program's world, in children of this process. `model` is on meta and
     left as it is.
 
-    Equal layers are traced in two short models, unless `fold` is false or the model does not treat them
+    Equal layers are traced in short models, unless `fold` is false or the model does not treat them
     alike. Raises PlanError with a diagnostic that names the module and the operator when the step cannot run
     on fake tensors, and with what is known when the child ends otherwise.
     """
@@ -181,17 +180,17 @@ def tracing_ranks(
     Where equal layers turn out not to be periodic, the whole model is traced, and only as the first of the ranks: that
     may take long.
     """
-    run = longest_run(program, model) if fold and program.stages is None else None
+    runs = runs_of(program, model) if fold and program.stages is None else ()
 
     def whole(ranks: Sequence[int]) -> list[tuple[Any, ...]]:
         return [(record, program, model, recipe, rank) for rank in ranks]
 
-    def short(run: Run) -> list[tuple[Any, ...]]:
-        each = [(rank, SHORT + more) for rank in ranks for more in (0, 1)]
-        calls: list[tuple[Any, ...]] = [
-            (record_short, program, model, recipe, rank, run, keep) for rank, keep in each
+    def short(runs: Sequence[Run]) -> list[tuple[Any, ...]]:
+        return [
+            (record_short, program, model, recipe, rank, runs, keeps)
+            for rank in ranks
+            for keeps in _keeps(len(runs))
         ]
-        return calls
 
     def compared(calls: SharedCalls, run: Run) -> Callable[[], bool]:
         key = treated_alike, run, recipe.workload.seq_len, recipe.workload.entries
@@ -199,20 +198,27 @@ def tracing_ranks(
 
     with (
         SharedCalls() if shared is None else nullcontext(shared) as calls,
-        Children(whole(ranks) if run is None else short(run)) as children,
+        Children(short(runs) if runs else whole(ranks)) as children,
     ):
-        alike = None if run is None else compared(calls, run)
+        alike = [compared(calls, run) for run in runs]
 
         def finish() -> list[Trace]:
             try:
-                if run is None or alike is None:
+                if not runs:
                     return _traces(ranks, children.results())
-                folded = _folded(children, alike, run, ranks)
+                folded = _folded(children.results, alike, runs, ranks)
+                if folded is None and len(runs) > 1:  # those of the longest run may be alike
+                    folded = _folded(lambda: in_children(short(runs[:1])), alike[:1], runs[:1], ranks)
                 return folded or _traces(ranks[:1], in_children(whole(ranks[:1])))
             except WorldError as error:
                 raise broken_off(error) from error
 
         yield finish
+
+
+def _keeps(runs: int) -> list[tuple[int, ...]]:
+    """The layers that short models keep of each run: the same of all, and one more of each in turn."""
+    return [tuple(SHORT + (more == run) for run in range(runs)) for more in (None, *range(runs))]
 
 
 def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace]:
@@ -232,26 +238,35 @@ def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace
 
 
 def _folded(
-    children: Children, alike: Callable[[], bool], run: Run, ranks: Sequence[int]
+    results: Callable[[], list[Recording]],
+    alike: Sequence[Callable[[], bool]],
+    runs: Sequence[Run],
+    ranks: Sequence[int],
 ) -> list[Trace] | None:
-    """The traces by two short models each; None where they cannot stand for the whole one."""
+    """The traces by short models; None where they cannot stand for the whole one."""
     try:
-        recordings = children.results()
-        if not alike():
+        recordings = results()
+        if not all(one() for one in alike):
             return None
+        each = len(runs) + 1
         return [
-            _stretched(short, longer, run, rank)
-            for rank, short, longer in zip(ranks, recordings[::2], recordings[1::2], strict=True)
+            _stretched(recordings[each * at], recordings[each * at + 1 : each * (at + 1)], runs, rank)
+            for at, rank in enumerate(ranks)
         ]
     except (NotPeriodic, PlanError):  # a forward may want its layers to be as many as they were
         return None
 
 
 def record_short(
-    program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run, keep: int
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe,
+    rank: int,
+    runs: Sequence[Run],
+    keeps: Sequence[int],
 ) -> Recording:
-    """As `record`, of a model with `keep` layers of a run; uses the model up."""
-    return record(shorten(program, model, run, keep), model, recipe, rank)
+    """As `record`, of a model with so many layers of each run; uses the model up."""
+    return record(shorten_runs(program, model, runs, keeps), model, recipe, rank)
 
 
 def record_stages(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> StagesTrace:
@@ -408,44 +423,37 @@ def on_device(program: Program, device: str) -> Program:
     return dataclasses.replace(program, applications=applications)
 
 
-def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:
-    # A path comes once for each of its allocations.
-    split, join = functools.cache(run.split), functools.cache(run.join)
-    look = Look(
-        content=lambda x: in_module(x, split(x.module)[0]),
-        index=lambda x: split(x.module)[1],
-        moved=lambda x, index: in_module(x, join(split(x.module)[0], index)),
-    )
-    more = run.count - SHORT
+def _stretched(short: Recording, longer: Sequence[Recording], runs: Sequence[Run], rank: int) -> Trace:
+    look = Look[Any](module=lambda x: x.module, moved=in_module)
     ledger = stretch_phases(
-        short.ledger,
-        longer.ledger,
-        lambda e: (e.phase, e.turn),
-        look,
-        run.count,
-        lambda a, b: _grown(a, b, more),
+        short.ledger, [one.ledger for one in longer], lambda e: (e.phase, e.turn), look, runs, _grown
     )
     changes = stretch_phases(
         short.changes,
-        longer.changes,
+        [one.changes for one in longer],
         lambda c: (c.phase, 0),  # allocations come in every phase
         look,
-        run.count,
-        lambda a, b: outline(a, b, more),
+        runs,
+        outline,
     )
-    before = {k: short.before[k] + more * (longer.before[k] - short.before[k]) for k in short.before}
-    moves = stretch_phases(short.moves, longer.moves, lambda m: (m.phase, m.turn), look, run.count)
-    line = stretch_line(short.line, longer.line, run)
-    return Trace(rank, tuple(ledger), usage(before, changes), run, moves=tuple(moves), line=line)
+    missing = [run.count - SHORT for run in runs]
+    before = {k: extended(short.before[k], (one.before[k] for one in longer), missing) for k in short.before}
+    moves = stretch_phases(
+        short.moves, [one.moves for one in longer], lambda m: (m.phase, m.turn), look, runs
+    )
+    line = stretch_line(short.line, [one.line for one in longer], runs)
+    return Trace(rank, tuple(ledger), usage(before, changes), runs[0], moves=tuple(moves), line=line)
 
 
-def _grown(short: Sequence[Collective], longer: Sequence[Collective], more: int) -> list[Collective]:
+def _grown(
+    short: Sequence[Collective], longer: Sequence[Sequence[Collective]], missing: Sequence[int]
+) -> list[Collective]:
     """Collectives of a phase outside forward and backward, some of which carry something of each layer. NotPeriodic if there are
     more of them with more layers.
     """
-    if len(short) != len(longer):
+    if any(len(one) != len(short) for one in longer):
         raise NotPeriodic
-    return [grown_entry(a, b, more) for a, b in zip(short, longer, strict=True)]
+    return [grown_entry(a, more, missing) for a, *more in zip(short, *longer, strict=True)]
 
 
 def local_parts(workload: Workload, program: Program, mesh: Any) -> list[dict[str, torch.Tensor]]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from parallelizer.child.children import Children, WorldError
 from parallelizer.child.shared_calls import SharedCalls
-from parallelizer.compiler.observe.equal_layers import longest_run
+from parallelizer.compiler.observe.equal_layers import runs_of
 from parallelizer.simulate.record.action_lines import pipeline_lines
 from parallelizer.simulate.record.pipeline_step import alike
 from parallelizer.simulate.record.rank_classes import Likeness, RankClass
@@ -28,7 +28,7 @@ from parallelizer.simulate.trace_failed import broken_off
 from parallelizer.styles.application import Program
 
 CHILDREN = 3
-"""Models that are traced at most, or one more. A class takes one, or two where equal layers are folded: so 405B
+"""Models that are traced at most, or one more. A class takes one, or two and more where equal layers are folded: so 405B
 keeps within its ten seconds.
 """
 
@@ -63,8 +63,8 @@ def tracing_classes(
         with _tracing_stages(program, model, recipe, rank, likeness) as traced:
             yield traced
         return
-    each = 1 if longest_run(program, model) is None or not fold else 2
-    ranks = _chosen(likeness, rank, CHILDREN // each)
+    each = len(runs_of(program, model)) + 1 if fold else 1
+    ranks = _chosen(likeness, rank, max(CHILDREN // each, 1))
     with tracing_ranks(program, model, recipe, ranks, fold=fold, shared=shared) as traces:
         yield lambda: _with_classes(traces(), program, model, likeness)
 

@@ -199,14 +199,19 @@ class Item:
     """One thing in a recording."""
 
     what: str
-    layer: int | None = None
+    module: str = ""
 
 
-LOOK = Look(content=lambda x: x.what, index=lambda x: x.layer, moved=lambda x, i: Item(x.what, i))
-words = st.lists(st.sampled_from("abcdef"), max_size=4)
+LOOK = Look[Item](module=lambda x: x.module, moved=lambda x, module: Item(x.what, module))
+PARTS = ("before", "first", "ahead", "between", "last", "freed", "behind")
 
 
-def recorded(layers: int, parts: dict[str, list[str]], ahead: int, backward: bool) -> list[Item]:
+def parts_of(letters: str) -> st.SearchStrategy[dict[str, list[str]]]:
+    words = st.lists(st.sampled_from(letters), max_size=4)
+    return st.fixed_dictionaries(dict.fromkeys(PARTS, words) | {"each": words.filter(bool)})
+
+
+def recorded(layers: int, parts: dict[str, list[str]], ahead: int, backward: bool, name: str) -> list[Item]:
     """A forward or a backward of that many layers: what comes before and behind, the ends with something of
     their own, in each layer something for one further on, as a prefetch is, and what is freed at the end for
     each layer.
@@ -214,47 +219,83 @@ def recorded(layers: int, parts: dict[str, list[str]], ahead: int, backward: boo
     order = list(range(layers))[:: -1 if backward else 1]
     items = [Item(w) for w in parts["before"]]
     for place, layer in enumerate(order):
-        items += [Item("first", layer)] * (place == 0) * len(parts["first"])
-        items += [Item(w, layer) for w in parts["each"]]
+        items += [Item("first", f"{name}.{layer}")] * (place == 0) * len(parts["first"])
+        items += [Item(w, f"{name}.{layer}.{w}") for w in parts["each"]]
         if place + ahead < layers:
-            items += [Item(w, order[place + ahead]) for w in parts["ahead"]]
+            items += [Item(w, f"{name}.{order[place + ahead]}.{w}") for w in parts["ahead"]]
         items += [Item("between")] * len(parts["between"])
-        items += [Item("last", layer)] * (place == layers - 1) * len(parts["last"])
+        items += [Item("last", f"{name}.{layer}")] * (place == layers - 1) * len(parts["last"])
     return items + [Item("freed")] * (layers * len(parts["freed"])) + [Item(w) for w in parts["behind"]]
 
 
 @settings(max_examples=500, deadline=None)
-@given(
-    st.fixed_dictionaries(
-        dict.fromkeys(("before", "first", "ahead", "between", "last", "freed", "behind"), words)
-        | {"each": words.filter(bool)}
-    ),
-    st.integers(5, 20),
-    st.integers(0, 1),
-    st.booleans(),
-)
-@example(
-    {k: [] for k in ("before", "first", "ahead", "between", "last", "freed", "behind")}
-    | {"each": ["a", "a"]},
-    7,
-    1,
-    True,
-)
+@given(parts_of("abcdef"), st.integers(5, 20), st.integers(0, 1), st.booleans())
+@example(dict.fromkeys(PARTS, list[str]()) | {"each": ["a", "a"]}, 7, 1, True)
 def test_two_short_recordings_make_the_long_one(
     parts: dict[str, list[str]], layers: int, ahead: int, backward: bool
 ) -> None:
-    short, longer, whole = (recorded(n, parts, ahead, backward) for n in (SHORT, SHORT + 1, layers))
-    assert stretch(short, longer, LOOK, layers, backward=backward) == whole
+    short, longer, whole = (
+        recorded(n, parts, ahead, backward, "stack.layers") for n in (SHORT, SHORT + 1, layers)
+    )
+    runs = [Run("stack.layers", 0, layers)]
+    assert stretch(short, [longer], LOOK, runs, backward=backward) == whole
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+@settings(max_examples=250, deadline=None)
+@given(parts_of("abc"), parts_of("uvw"), st.integers(5, 12), st.integers(5, 12), st.booleans())
+def test_three_short_recordings_make_the_one_of_two_runs(
+    side_by_side: bool,
+    parts: dict[str, list[str]],
+    others: dict[str, list[str]],
+    layers: int,
+    more: int,
+    backward: bool,
+) -> None:
+    """Runs in two lists, and one behind the other in a list that has another layer between and behind them."""
+    runs = [Run("a", 0, layers), Run("a", layers + 1, more) if side_by_side else Run("b", 0, more)]
+
+    def both(first: int, second: int) -> list[Item]:
+        name = ("a", "a", "a") if side_by_side else ("a", "b", "c")
+        moved = [first + 1 if side_by_side else 0, first + second + 1 if side_by_side else 0]
+
+        def further(items: list[Item]) -> list[Item]:
+            return [
+                Item(i.what, ".".join([name[1], str(int(i.module.split(".")[1]) + moved[0]), *i.module.split(".")[2:]]))
+                if i.module else i for i in items
+            ]  # fmt: skip
+
+        one = recorded(first, parts, 1, backward, name[0])
+        other = further(recorded(second, others, 1, backward, name[1]))
+        between = Item("between", f"{name[0]}.{first}")
+        behind = Item("behind", f"{name[2]}.{moved[1]}")
+        both = [*one, between, *other, behind]
+        return [behind, *other, between, *one] if backward else both
+
+    short = both(SHORT, SHORT)
+    longer = [both(SHORT + 1, SHORT), both(SHORT, SHORT + 1)]
+    assert stretch(short, longer, LOOK, runs, backward=backward) == both(layers, more)
+
+
+def test_runs_that_add_in_one_place_are_refused() -> None:
+    """Two lists whose layers alternate: it is not known which comes first."""
+    runs = [Run("a", 0, 9), Run("b", 0, 9)]
+    short = [Item("x", f"{name}.{n}") for n in range(SHORT) for name in "ab"]
+    with pytest.raises(NotPeriodic):
+        stretch(short, [[*short, Item("x", "a.3")], [*short, Item("x", "b.3")]], LOOK, runs, backward=False)
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_recordings_that_do_not_differ_by_one_layer_are_refused(backward: bool) -> None:
-    short = [Item("a", i) for i in range(SHORT)]
+    def a(layer: int) -> Item:
+        return Item("a", f"layers.{layer}")
+
+    short = [a(i) for i in range(SHORT)]
     for longer in (
         short[:-1],  # fewer
-        [Item("c", 0), *short[1:], Item("a", SHORT), Item("b")],  # something else behind, and another first
-        [Item("a" if i % 2 else "b", i) for i in range(SHORT + 1)],  # other layers than before
-        [Item("a", 0)] * (SHORT + 1),  # always the same layer
+        [Item("c", "layers.0"), *short[1:], a(SHORT), Item("b")],  # something else behind, and another first
+        [Item("a" if i % 2 else "b", f"layers.{i}") for i in range(SHORT + 1)],  # other layers than before
+        [a(0)] * (SHORT + 1),  # always the same layer
     ):
         with pytest.raises(NotPeriodic):
-            stretch(short, longer, LOOK, 9, backward=backward)
+            stretch(short, [longer], LOOK, [Run("layers", 0, 9)], backward=backward)
