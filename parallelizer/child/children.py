@@ -15,6 +15,7 @@ import contextlib
 import gc
 import os
 import pickle
+import selectors
 import signal
 import sys
 import traceback
@@ -36,6 +37,9 @@ Calls = Sequence[tuple[Callable[..., Any], *tuple[Any, ...]]]
 
 class _Child(Protocol):
     """A process that computes one result."""
+
+    def fileno(self) -> int:
+        """The file descriptor of what it sends, for `select`."""
 
     def read(self) -> bytes:
         """Everything that it sends, to its end."""
@@ -79,12 +83,26 @@ class Children:
         codes = [child.wait() for child in children]
         return [_result(data, code) for data, code in zip(answers, codes, strict=True)]
 
+    def filenos(self) -> list[int]:
+        """The file descriptors of what they send, until the results are taken."""
+        return [child.fileno() for child in self._children]
+
     def __enter__(self) -> Children:
         return self
 
     def __exit__(self, *error: Any) -> None:
         _kill(self._children)
         self._children = []
+
+
+def first_done(some: Sequence[Children]) -> Children:
+    """Wait until one of them has a child that sends its result, and return it. Of several it is the first of `some`."""
+    filenos = {fileno: each for each in some for fileno in each.filenos()}
+    with selectors.DefaultSelector() as selector:
+        for fileno in filenos:
+            selector.register(fileno, selectors.EVENT_READ)
+        done = {filenos[key.fd] for key, _ in selector.select()}
+    return next(each for each in some if each in done)
 
 
 def _kill(children: Sequence[_Child]) -> None:
@@ -105,6 +123,9 @@ class _Forked:
 
     pid: int
     stream: BinaryIO
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
 
     def read(self) -> bytes:
         with self.stream:

@@ -11,13 +11,14 @@ from contextlib import ExitStack
 
 from torch import nn
 
-from parallelizer.child.children import Children, WorldError
+from parallelizer.child.children import Children, WorldError, first_done
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shortened_copy
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 from parallelizer.language.plan import EXPERT, Mesh
 from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SPLIT, Candidate
 from parallelizer.propose.search.class_trace import ClassTrace, class_trace, rows_to_trace
+from parallelizer.propose.search.other_ep import NotAlike, between, with_other_ep
 from parallelizer.propose.search.recomputed import Recomputation, recomputation, recomputed
 from parallelizer.propose.search.setups import (
     STREAM,
@@ -92,10 +93,24 @@ class TracedClasses:
         return key.tp if key.stream == SPLIT and stream is not None and stream.kind == "shard" else 1
 
     def _trace(self, keys: Iterable[Candidate]) -> None:
-        """Trace the classes that are not known yet, SIDE_BY_SIDE at a time, those without recomputation first."""
+        """Know classes that are not known yet. Those that lie between two others in ep are not traced unless these two differ in
+        more than sizes.
+        """
         unknown = {*keys} - {*self.traces, *self.refused}
-        waiting = deque(sorted(unknown, key=lambda key: (key.checkpoint != NO_CHECKPOINT, key)))
-        running: deque[tuple[Candidate, Children]] = deque()
+        inner = between(unknown, self.traces)
+        self._trace_each(unknown - inner.keys())
+        for key, (fewer, more) in inner.items():
+            if fewer in self.traces and more in self.traces:
+                with contextlib.suppress(NotAlike):
+                    self.traces[key] = with_other_ep(
+                        self.traces[fewer], self.traces[more], (fewer.ep, more.ep), key.ep
+                    )
+        self._trace_each(inner.keys() - self.traces.keys())
+
+    def _trace_each(self, keys: Iterable[Candidate]) -> None:
+        """Trace classes, SIDE_BY_SIDE at a time, those without recomputation first."""
+        waiting = deque(sorted(keys, key=lambda key: (key.checkpoint != NO_CHECKPOINT, key)))
+        running: dict[Children, Candidate] = {}
         with ExitStack() as stack:
             while waiting or running:
                 while waiting and len(running) < SIDE_BY_SIDE:
@@ -103,9 +118,10 @@ class TracedClasses:
                     if not self._refuses_like(key):
                         self.count += 1
                         self.tell(f"tracing one layer of {self.count} classes")
-                        running.append((key, stack.enter_context(Children([(_traced, self, key)]))))
+                        running[stack.enter_context(Children([(_traced, self, key)]))] = key
                 if running:
-                    self._take(*running.popleft())
+                    done = first_done(list(running))
+                    self._take(running.pop(done), done)
 
     def _refuses_like(self, key: Candidate) -> bool:
         """Whether the same class without recomputation, or with whole sequences too, was refused; then this one is too: what tp

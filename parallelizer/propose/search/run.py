@@ -302,7 +302,7 @@ class Search:
                     found.pruned["too large, as like candidates were by their dry runs"] += 1
                     continue
                 cost = effort(price.candidate, self.run_of_layers)
-                if spent + cost > EFFORT:
+                if started >= 2 and spent + cost > EFFORT:
                     on_the_way.finish_all()
                     if len(found.results) >= 2:
                         continue

@@ -11,7 +11,7 @@ from torch import nn
 
 from parallelizer.child.children import WorldError
 from parallelizer.child.shared_calls import SharedCalls
-from parallelizer.compiler.observe.equal_layers import SHORT, Run
+from parallelizer.compiler.observe.equal_layers import SHORT, WORTH_ANOTHER, Run
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.step_time import step_time
 from parallelizer.configuration.validate import validating
@@ -136,6 +136,7 @@ def effort(candidate: Candidate, run: Run | None) -> int:
         parts = min(candidate.accumulate, FEW) * min(candidate.microbatches, few)
         return ranks * on_rank * (1 + parts + candidate.accumulate * candidate.microbatches // PLAYED)
     parts = 1 + min(candidate.accumulate, FEW)
-    if candidate.share < 1:
-        return parts * (2 * SHORT + 1 + layers - round(max(candidate.share, 1 - candidate.share) * layers))
+    if candidate.share < 1:  # two runs of equal layers
+        fewer = round(min(candidate.share, 1 - candidate.share) * layers)
+        return parts * (6 * SHORT + 2 if fewer >= WORTH_ANOTHER else 2 * (SHORT + fewer) + 1)
     return parts * (2 * SHORT + 1)

@@ -230,7 +230,7 @@ def recorded(layers: int, parts: dict[str, list[str]], ahead: int, backward: boo
 
 @settings(max_examples=500, deadline=None)
 @given(parts_of("abcdef"), st.integers(5, 20), st.integers(0, 1), st.booleans())
-@example(dict.fromkeys(PARTS, list[str]()) | {"each": ["a", "a"]}, 7, 1, True)
+@example({part: list[str]() for part in PARTS} | {"each": ["a", "a"]}, 7, 1, True)
 def test_two_short_recordings_make_the_long_one(
     parts: dict[str, list[str]], layers: int, ahead: int, backward: bool
 ) -> None:
