@@ -7,7 +7,7 @@ import copy
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from typing import cast
 
 from torch import nn
 
@@ -59,9 +59,16 @@ class TracedClasses:
         self.refused: dict[Candidate, str] = {}
         self.modes_seen: dict[object, Recomputation] = {}
         self.count = 0
+        self.likely: deque[Candidate] = deque()
+        self.running: dict[Children, Candidate] = {}
+        self.ahead: dict[Candidate, ClassTrace | str] = {}
+        """What came of classes that nobody has asked for: it must not depend on the time what a search knows."""
 
-    def trace(self, keys: Iterable[Candidate]) -> None:
-        """Know the classes. Of those that recompute one of each kind is traced: it shows what its mode does to the others."""
+    def trace(self, keys: Iterable[Candidate], likely: Iterable[Candidate] = ()) -> None:
+        """Know the classes. Of those that recompute one of each kind is traced: it shows what its mode does to the others. Where a
+        core has nothing to do, those that are `likely` to be asked for next are traced ahead, until `stop`.
+        """
+        self.likely = deque(likely)
         wanted = sorted({*keys} - {*self.traces, *self.refused}, key=lambda key: (key.checkpoint, key))
         if self.run is None:
             self._trace(wanted)
@@ -110,18 +117,37 @@ class TracedClasses:
     def _trace_each(self, keys: Iterable[Candidate]) -> None:
         """Trace classes, SIDE_BY_SIDE at a time, those without recomputation first."""
         waiting = deque(sorted(keys, key=lambda key: (key.checkpoint != NO_CHECKPOINT, key)))
-        running: dict[Children, Candidate] = {}
-        with ExitStack() as stack:
-            while waiting or running:
-                while waiting and len(running) < SIDE_BY_SIDE:
-                    key = waiting.popleft()
-                    if not self._refuses_like(key):
-                        self.count += 1
-                        self.tell(f"tracing one layer of {self.count} classes")
-                        running[stack.enter_context(Children([(_traced, self, key)]))] = key
-                if running:
-                    done = first_done(list(running))
-                    self._take(running.pop(done), done)
+        wanted = {*waiting}
+        while wanted:
+            for key in wanted & self.ahead.keys():
+                self._know(key, self.ahead.pop(key))
+            wanted -= self.traces.keys() | self.refused.keys()
+            while waiting and len(wanted & {*self.running.values()}) < SIDE_BY_SIDE:
+                key = waiting.popleft()
+                if key in wanted and key not in self.running.values() and not self._refuses_like(key):
+                    self._start(key)
+            wanted -= self.refused.keys()
+            while not waiting and self.likely and len(self.running) < SIDE_BY_SIDE:
+                self._start_ahead(self.likely.popleft())
+            if wanted:
+                done = first_done(list(self.running))
+                self.ahead[self.running.pop(done)] = _outcome(done)
+
+    def _start(self, key: Candidate) -> None:
+        self.running[Children([(_traced, self, key)])] = key
+
+    def _start_ahead(self, key: Candidate) -> None:
+        """Start a class that is likely to be asked for, unless it is on its way, or will follow from others."""
+        there = {*self.traces, *self.ahead, *self.running.values()}
+        if self.run is not None and _alike(key) in {*self.modes_seen, *map(_alike, there)}:
+            key = key.plain_class
+        if key not in there and not self._refuses_like(key):
+            self._start(key)
+
+    def stop(self) -> None:
+        """End what is traced ahead."""
+        while self.running:
+            self.running.popitem()[0].__exit__()
 
     def _refuses_like(self, key: Candidate) -> bool:
         """Whether the same class without recomputation, or with whole sequences too, was refused; then this one is too: what tp
@@ -134,14 +160,25 @@ class TracedClasses:
                 return True
         return False
 
-    def _take(self, key: Candidate, children: Children) -> None:
-        """Wait for a class. One that fails says nothing of the others."""
-        try:
-            [self.traces[key]] = children.results()
-        except PlanError as error:
-            self.refused[key] = reason(error.diagnostics)
-        except WorldError as error:
-            self.refused[key] = reason(broken_off(error).diagnostics)
+    def _know(self, key: Candidate, outcome: ClassTrace | str) -> None:
+        """Take what came of a class. One that fails says nothing of the others."""
+        self.count += 1
+        self.tell(f"traced one layer of {self.count} classes")
+        if isinstance(outcome, str):
+            self.refused[key] = outcome
+        else:
+            self.traces[key] = outcome
+
+
+def _outcome(children: Children) -> ClassTrace | str:
+    """The class, or the reason why it cannot be traced."""
+    try:
+        [traced] = children.results()
+    except PlanError as error:
+        return reason(error.diagnostics)
+    except WorldError as error:
+        return reason(broken_off(error).diagnostics)
+    return cast(ClassTrace, traced)
 
 
 def _alike(key: Candidate) -> object:

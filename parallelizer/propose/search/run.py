@@ -121,6 +121,8 @@ class Search:
             self._run(task)
         except KeyboardInterrupt:
             self.found.complete = False
+        finally:
+            self.classes.stop()
         self.found.sort()
         return self.found
 
@@ -136,15 +138,19 @@ class Search:
         estimates = Estimates(task.machine, self.classes.traces)
         plain = [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT]
         sizes = sorted({c.tp for c in plain})
-        for at in range(0, len(sizes), SIDE_BY_SIDE):
-            some = [c for c in plain if c.tp in sizes[at : at + SIDE_BY_SIDE]]
-            self._take(self._worth_it(some, estimates, task), estimates, task)
         rest: dict[int, dict[Candidate, list[Candidate]]] = {}
         for one in kept:
             if one.cp > 1 or one.checkpoint != NO_CHECKPOINT:
                 rest.setdefault(one.cp, {}).setdefault(one.trace_class, []).append(one)
-        for cp in sorted(rest):  # those before say more of it
-            self._take_classes(rest[cp], estimates, task)
+        of_cp = [rest[cp] for cp in sorted(rest)]
+        for at in range(0, len(sizes), SIDE_BY_SIDE):
+            some = [c for c in plain if c.tp in sizes[at : at + SIDE_BY_SIDE]]
+            likely = [key for classes in of_cp[:1] for key in sorted(classes)[:SIDE_BY_SIDE]]
+            self._take(self._worth_it(some, estimates, task), estimates, task, likely)
+        for classes, after in zip(
+            of_cp, [*of_cp[1:], {}], strict=True
+        ):  # those with less cp say more of others
+            self._take_classes(classes, sorted(after)[:1], estimates, task)
         found.sort()
         self._refine(estimates, task)
         found.sort()
@@ -154,10 +160,14 @@ class Search:
             self._trace_small(task, shared)
 
     def _take_classes(
-        self, some: Mapping[Candidate, Sequence[Candidate]], estimates: Estimates, task: SearchTask
+        self,
+        some: Mapping[Candidate, Sequence[Candidate]],
+        after: Sequence[Candidate],
+        estimates: Estimates,
+        task: SearchTask,
     ) -> None:
         """Take the candidates of classes with as many ranks of cp. The classes in which the fastest may be come first: what is
-        found there rules out others.
+        found there rules out others. `after` are classes that are likely to come next.
         """
         least = {key: min(map(self._least(estimates, task), those)) for key, those in some.items()}
         waiting = deque(sorted(some, key=lambda key: (least[key], key)))
@@ -170,7 +180,8 @@ class Search:
                     self.found.pruned[SIMPLER] += len(some[key])
                 else:
                     now += self._worth_it(some[key], estimates, task)
-            self._take(now, estimates, task)
+            next_ones = [key for key in waiting if least[key] <= self._limit(key, task)]
+            self._take(now, estimates, task, [*next_ones[:SIDE_BY_SIDE], *after])
 
     def _limit(self, one: Candidate, task: SearchTask) -> float:
         """What the least seconds of a candidate may be at most. Estimates of recomputation err by a little; cp never makes a step
@@ -207,8 +218,8 @@ class Search:
         traces = self.classes.traces
         if not traces:
             return lambda _: 0.0
-        key, traced = next(iter(traces.items()))
-        flops = flops_of_batch(traced, key, self.base.workload.batch_size)
+        key = min(traces)  # the first one depends on the time
+        flops = flops_of_batch(traces[key], key, self.base.workload.batch_size)
         float8 = any(use.style == "float8" for rule in self.base.plan.rules for use in rule.uses)
         rate = best_rate(task.machine, float8=float8)
 
@@ -232,12 +243,18 @@ class Search:
             (e.seconds for e in self.found.priced if SURE * e.peak <= task.memory), default=float("inf")
         )
 
-    def _take(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> None:
-        """Trace the classes of candidates, and price those whose class can be traced."""
+    def _take(
+        self,
+        some: Sequence[Candidate],
+        estimates: Estimates,
+        task: SearchTask,
+        likely: Sequence[Candidate] = (),
+    ) -> None:
+        """Trace the classes of candidates, and price those whose class can be traced. `likely` as in `TracedClasses.trace`."""
         keys = {c.trace_class for c in some}
         # Of a layer under a checkpoint, a share may be as in the class without.
         keys |= {replace(c.trace_class, checkpoint=NO_CHECKPOINT) for c in some if c.share < 1}
-        self.classes.trace(keys)
+        self.classes.trace(keys, likely)
         self.found.classes = self.classes.count
         refused = self.classes.refused
         self.found.excluded.update(refused[c.trace_class] for c in some if c.trace_class in refused)
