@@ -28,6 +28,9 @@ WEIGHTS = "weights"
 BY_ROWS = ("activations", "temporaries", "collectives", "received")
 """What grows with the rows, and is there while a layer or the head runs."""
 
+ROWS = (0.25, 1.0, 4.0, 16.0)
+"""How many times the traced rows the moments are compared at: another may be the highest there."""
+
 KEPT = ("activations", "collectives")
 """What a layer keeps for its backward."""
 
@@ -51,7 +54,7 @@ class Spot:
 class ClassTrace:
     """`line` is the step of a model with SHORT of the `layers` equal layers, or of the whole model without any. `tokens` are
     those of a rank, of `rows` rows; `shards` is the number of shards. `numel` are the parameters of a layer, and of all
-    others. `spots` are the moments at which some category is highest, `layer` the activations of one layer behind forward.
+    others. `spots` are the moments that may be the highest, for `ROWS` each, `layer` the activations of one layer behind forward.
     `experts` are modules whose rows are several for each token, and `sizes` the sizes of parameters.
     """
 
@@ -95,6 +98,13 @@ class ClassTrace:
             return frozenset((self.tokens,))
         copies = (n for n in operator.sizes[1:] if n % self.tokens == 0 and n not in self.sizes)
         return frozenset((self.tokens, *copies))
+
+    @functools.cached_property
+    def highest(self) -> tuple[Spot, ...]:
+        """The spots, each once: one may be the highest for several numbers of rows."""
+        return tuple(
+            {(spot.phase, spot.held, spot.whole, *spot.use.items()): spot for spot in self.spots}.values()
+        )
 
     @functools.cached_property
     def workspace(self) -> tuple[int, int]:
@@ -190,17 +200,18 @@ def _more_bytes(issued: Issued, factor: float) -> Issued:
 class _Course:
     use: dict[str, int]
     best: dict[tuple[object, ...], Spot] = field(default_factory=dict)
+    heights: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def note(self, phase: str, held: float, group: object, whole: int) -> None:
-        """Keep the highest of the moments that a longer model, more rows or more shards move alike."""
-        moved = _moved(self.use)
-        key = phase, held, group
-        if key not in self.best or moved > _moved(self.best[key].use):
-            self.best[key] = Spot(phase, held, dict(self.use), whole)
-
-
-def _moved(use: Mapping[str, int]) -> int:
-    return sum(count for category, count in use.items() if category not in SHARDED)
+        """Keep the highest of the moments that a longer model or more shards move alike, for fewer rows and for more."""
+        fixed = sum(n for category, n in self.use.items() if category not in (*SHARDED, *BY_ROWS))
+        grows = sum(self.use[category] for category in BY_ROWS)
+        spot: Spot | None = None
+        for times in ROWS:
+            key, height = (phase, held, group, times), fixed + times * grows
+            if height > self.heights.get(key, -1):
+                spot = spot or Spot(phase, held, dict(self.use), whole)
+                self.heights[key], self.best[key] = height, spot
 
 
 def _weight_sizes(recording: Recording, model: nn.Module, parts: Sequence[int]) -> frozenset[int]:

@@ -65,8 +65,8 @@ class TracedClasses:
         """What came of classes that nobody has asked for: it must not depend on the time what a search knows."""
 
     def trace(self, keys: Iterable[Candidate], likely: Iterable[Candidate] = ()) -> None:
-        """Know the classes. Of those that recompute one of each kind is traced: it shows what its mode does to the others. Where a
-        core has nothing to do, those that are `likely` to be asked for next are traced ahead, until `stop`.
+        """Know the classes. Of those that recompute one of each kind is traced: it shows what its mode does to the others. Where
+        a core has nothing to do, those that are `likely` to be asked for next are traced ahead, until `stop`.
         """
         self.likely = deque(likely)
         wanted = sorted({*keys} - {*self.traces, *self.refused}, key=lambda key: (key.checkpoint, key))

@@ -251,7 +251,7 @@ class Estimates:
 
     def _peak(self, candidate: Candidate, traced: ClassTrace, part: float = 1.0) -> int:
         key = traced_key(candidate, self.traces, traced)
-        return max(at_spot(spot, candidate, traced, self._units(key), part) for spot in traced.spots)
+        return max(at_spot(spot, candidate, traced, self._units(key), part) for spot in traced.highest)
 
 
 def traced_key(candidate: Candidate, traces: Mapping[Candidate, ClassTrace], traced: ClassTrace) -> Candidate:

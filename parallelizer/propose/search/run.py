@@ -41,9 +41,9 @@ an estimate too, no bound of a dry run: `python -m benchmarks.search --only exha
 NEAR = 1.03
 """Estimates of candidates that differ in recomputation or in cp alone are taken to err alike, up to this factor."""
 
-ALIKE, ALIKE_BUT_METHOD = 1.02, 1.005
-"""Estimated peaks of like candidates are taken to err alike, up to this factor; and of those that differ in the method of context
-parallelism alone.
+ALIKE, ALIKE_BUT_CP, ALIKE_BUT_METHOD = 1.02, 1.01, 1.005
+"""Estimated peaks of like candidates are taken to err alike, up to this factor; of those that differ in the ranks of cp alone, and
+have as many tokens; and of those that differ in the method of context parallelism alone.
 """
 
 CONTEXT = "context-parallel"
@@ -57,7 +57,7 @@ TEN = 10
 SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
-EFFORT = 75
+EFFORT = 60
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
 
 
@@ -366,17 +366,19 @@ class Search:
 
 def scaled_peak(price: Estimate, traced: Sequence[TracedWhole], estimated: Mapping[Candidate, int]) -> float:
     """The bytes that a candidate needs at least, if its estimate errs as those of like candidates that were dry-run: by the
-    smallest of their factors, less `ALIKE` or `ALIKE_BUT_METHOD`. 0 where there are none. `estimated` are the estimated peaks.
+    smallest of their factors, less `ALIKE`, `ALIKE_BUT_CP` or `ALIKE_BUT_METHOD`. 0 where there are none. `estimated` are the
+    estimated peaks.
     """
-    key, but_method = _errs_like(price.candidate), replace(price.candidate, method="")
 
-    def factor(kept: Callable[[Candidate], bool]) -> float:
-        known = (one for one in traced if one.candidate in estimated and kept(one.candidate))
+    def factor(likeness: Callable[[Candidate], object]) -> float:
+        key = likeness(price.candidate)
+        known = (one for one in traced if one.candidate in estimated and likeness(one.candidate) == key)
         return min((one.peak / estimated[one.candidate] for one in known), default=0.0)
 
     return price.peak * max(
-        factor(lambda one: _errs_like(one) == key) / ALIKE,
-        factor(lambda one: replace(one, method="") == but_method) / ALIKE_BUT_METHOD,
+        factor(_errs_like) / ALIKE,
+        factor(_but_cp) / ALIKE_BUT_CP,
+        factor(lambda one: replace(one, method="")) / ALIKE_BUT_METHOD,
     )
 
 
@@ -385,6 +387,12 @@ def _errs_like(candidate: Candidate) -> object:
     pipeline = candidate.pp, candidate.schedule, candidate.stages_per_rank
     key = replace(candidate.trace_class, method="")
     return key, pipeline, candidate.share, candidate.reshard_after_forward
+
+
+def _but_cp(candidate: Candidate) -> object:
+    """All but the ranks that a sequence is split over, and the sequences of a rank, which are as many more."""
+    tokens = candidate.rows / candidate.cp
+    return replace(candidate, cp=1, method="", rows=1, dp_shard=candidate.shards), tokens
 
 
 class _DryRuns:
