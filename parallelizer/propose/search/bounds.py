@@ -44,6 +44,7 @@ def no_slower(candidate: Candidate) -> Iterator[Candidate]:
         less = with_whole_sequences(less, less.cp // _factor(less.cp)) if less.cp > 1 else None
 
 
+@functools.cache
 def with_whole_sequences(candidate: Candidate, cp: int = 1) -> Candidate | None:
     """The candidate whose ranks of cp get sequences of their own instead, down to `cp`; None where the batch has not enough."""
     times = candidate.cp // cp

@@ -53,6 +53,7 @@ class Estimates:
         self._units = functools.cache(lambda key: unit_bytes(self.traces[key]))
         self._seconds = functools.cache(self._collective)
         self.least = functools.cache(self._least)
+        self.peak = functools.cache(self._peak_of)
 
     def of(self, candidate: Candidate, memory: float = math.inf) -> Estimate:
         """The price. The layers of a pipeline are cut so that it is fast; where it then takes more than `memory` bytes, so that
@@ -96,7 +97,7 @@ class Estimates:
         seconds = candidate.accumulate * candidate.microbatches * (layers * layer + ends) / candidate.pp
         return with_bubble(candidate, seconds)
 
-    def peak(self, candidate: Candidate, part: float = 1.0) -> int:
+    def _peak_of(self, candidate: Candidate, part: float = 1.0) -> int:
         """The peak of memory, with this part of the activations."""
         traced = self.traces[candidate.trace_class]
         if candidate.pp == 1:

@@ -42,8 +42,8 @@ NEAR = 1.03
 """Estimates of candidates that differ in recomputation or in cp alone are taken to err alike, up to this factor."""
 
 ALIKE, ALIKE_BUT_CP, ALIKE_BUT_METHOD = 1.02, 1.01, 1.005
-"""Estimated peaks of like candidates are taken to err alike, up to this factor; of those that differ in the ranks of cp alone, and
-have as many tokens; and of those that differ in the method of context parallelism alone.
+"""Estimated peaks of like candidates are taken to err alike, up to this factor; of those that differ in the ranks of cp alone,
+and have as many tokens; and of those that differ in the method of context parallelism alone.
 """
 
 CONTEXT = "context-parallel"

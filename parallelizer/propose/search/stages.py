@@ -197,6 +197,51 @@ def _most(actions: Sequence[Action]) -> tuple[_Moment, ...]:
     return tuple({held: None for _, held in most.values()})
 
 
+LOADS = 4096
+"""Cuts of the layers whose loads are kept."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What a rank holds, in layers: in all its stages, and at each moment at which it may hold most. `ends` are halves of what
+    lies outside the layers, one on the first stage and one on the last. Of a moment there are the layers of the microbatches whose
+    backward has not begun, of those of which the second half is left, the layers and the ends that have gradients, and whether a
+    second half adds whole gradients to those that are there.
+    """
+
+    layers: int
+    ends: float
+    moments: tuple[tuple[int, int, int, float, bool], ...]
+
+
+@functools.lru_cache(LOADS)
+def _loads(
+    schedule: str, ranks: int, stages_per_rank: int, microbatches: int, layers: tuple[int, ...]
+) -> tuple[_Load, ...]:
+    """The loads of all ranks."""
+    ends = [0.5 if stage in (0, len(layers) - 1) else 0.0 for stage in range(len(layers))]
+
+    def of(moment: _Moment) -> tuple[int, int, int, float, bool]:
+        return (
+            sum(layers[stage] * n for stage, n in moment.whole),
+            sum(layers[stage] * n for stage, n in moment.halves),
+            sum(layers[stage] for stage in moment.graded),
+            sum(ends[stage] for stage in moment.graded),
+            bool(moment.graded) and any(n for _, n in moment.halves),
+        )
+
+    return tuple(
+        _Load(
+            sum(layers[s] for s in own), sum(ends[s] for s in own), tuple({of(one): None for one in moments})
+        )
+        for own, moments in zip(
+            _stages_of(schedule, ranks, len(layers)),
+            _held(schedule, ranks, stages_per_rank, microbatches),
+            strict=True,
+        )
+    )
+
+
 def rank_peaks(
     candidate: Candidate,
     traced: ClassTrace,
@@ -208,44 +253,39 @@ def rank_peaks(
     """About the peak of memory of these ranks, with this part of the activations: their states, parameters gathered for the step
     and their gradients whole, the activations of the microbatches in flight, and what a layer or the head needs while it runs.
     """
-    kind, stages = SCHEDULES[candidate.schedule], len(candidate.layers)
-    rows = part * candidate.rows / traced.rows
+    stages, rows = len(candidate.layers), part * candidate.rows / traced.rows
     before = traced.spots[0].use
     each = (before["parameters"] + before["optimizer"]) * traced.shards / max(traced.traced_parameters, 1)
     # Without a limit on what is in flight, that is the whole batch.
     count = candidate.microbatches if candidate.schedule == "gpipe" else _few(candidate)
     running, head = (work * rows for work in traced.workspace)
     lasts = before["buffers"] + before["batch"] * rows * candidate.microbatches + 2.0 * message
-    of_rank = _stages_of(candidate.schedule, candidate.pp, stages)
-    gradients: dict[int, float] = {}
-    totals: list[float] = []
-    for rank in ranks:
-        total = lasts
-        for stage in of_rank[rank]:
-            layers, ends = candidate.layers[stage], 0.5 if stage in (0, stages - 1) else 0.0
-            numel = layers * traced.numel[0] + ends * traced.numel[1]
-            gathered = layers * (units.layer[0] + units.experts[0]) + ends * units.others[0]
-            gradients[stage] = layers * (units.layer[2] + units.experts[2]) + ends * units.others[2]
-            shards = numel * each / candidate.shards
-            if candidate.accumulate > 1:
-                shards += gradients[stage] / candidate.shards
-            total += shards + gathered
-        totals.append(total)
-    moments = _held(candidate.schedule, candidate.pp, candidate.stages_per_rank, count)
-    last = kind.rank_of(stages - 1, candidate.pp)
-
-    def most(rank: int) -> float:
-        work = max(running, head) if rank == last else running
-        return max(
-            sum(candidate.layers[stage] * n for stage, n in held.whole) * traced.layer * rows
-            + sum(candidate.layers[stage] * n for stage, n in held.halves) * traced.layer * HALF * rows
-            + sum(gradients[stage] for stage in held.graded)
-            # A rank runs one half of a backward at a time: the second adds whole gradients to those that are there.
-            + max(work, traced.whole_weights if held.graded and any(n for _, n in held.halves) else 0)
-            for held in moments[rank]
+    loads = _loads(candidate.schedule, candidate.pp, candidate.stages_per_rank, count, candidate.layers)
+    last = SCHEDULES[candidate.schedule].rank_of(stages - 1, candidate.pp)
+    # Of a layer, and of what lies outside: the bytes of its states and gathered parameters, and of its gradients.
+    graded = units.layer[2] + units.experts[2], units.others[2]
+    kept = 1.0 if candidate.accumulate > 1 else 0.0
+    lasting = [
+        (numel * each + kept * gradients) / candidate.shards + gathered
+        for numel, gathered, gradients in zip(
+            traced.numel, (units.layer[0] + units.experts[0], units.others[0]), graded, strict=True
         )
+    ]
 
-    return [round(total + most(rank)) for rank, total in zip(ranks, totals, strict=True)]
+    def peak(rank: int) -> int:
+        load = loads[rank]
+        work = max(running, head) if rank == last else running
+        most = max(
+            (whole + HALF * halves) * traced.layer * rows
+            + layers * graded[0]
+            + ends * graded[1]
+            # A rank runs one half of a backward at a time: the second adds whole gradients to those that are there.
+            + max(work, traced.whole_weights if adds else 0)
+            for whole, halves, layers, ends, adds in load.moments
+        )
+        return round(lasts + load.layers * lasting[0] + load.ends * lasting[1] + most)
+
+    return [peak(rank) for rank in ranks]
 
 
 @functools.cache
