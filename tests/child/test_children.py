@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer.child.children import WorldError, in_children
+from parallelizer.child.children import Children, WorldError, first_done, in_children
 from parallelizer.compiler.observe import phase
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.simulate.fake_world import enter_fake_world
@@ -32,6 +32,14 @@ def test_answers_come_in_the_order_of_the_calls() -> None:
     answers = in_children([(late, 1, 0.2), (late, 2, 0.1), (late, 3, 0.0)])
     assert [value for value, _ in answers] == [1, 2, 3]
     assert len({os.getpid(), *(pid for _, pid in answers)}) == 4
+
+
+def test_the_first_of_several_that_is_done_is_told() -> None:
+    with Children([(time.sleep, 20.0)]) as late, Children([(time.sleep, 0.0)]) as soon:
+        assert first_done([late, soon]) is soon
+        assert soon.results() == [None]
+        with Children([(time.sleep, 0.0), (time.sleep, 20.0)]) as one_of_two:
+            assert first_done([late, one_of_two]) is one_of_two
 
 
 def test_no_calls_no_children() -> None:

@@ -69,32 +69,19 @@ WORTH_ANOTHER = 2 * SHORT + 4
 
 def longest_run(program: Iterable[Application], model: nn.Module, least: int = WORTH_IT) -> Run | None:
     """The longest run of at least so many equal layers; by default of so many that two short models cost less to trace."""
-    return max(
-        _runs(program, model, least), key=lambda run: run.count, default=None
-    )  # the first of equal ones
+    runs = _runs(program, model, least)
+    return max(runs, key=lambda run: run.count, default=None)  # the first of equal ones
 
 
 def runs_of(program: Iterable[Application], model: nn.Module) -> tuple[Run, ...]:
-    """The runs whose layers are worth not to be traced, each in a short model of its own: the longest first. None lies within a
-    layer of another.
-    """
-    found: list[Run] = []
-    for run in sorted(_runs(program, model, WORTH_IT), key=lambda run: -run.count):
-        apart = not any(_within(run, other) or _within(other, run) for other in found)
-        if not found or (apart and run.count >= WORTH_ANOTHER):
-            found.append(run)
-    return tuple(found)
-
-
-def _within(run: Run, other: Run) -> bool:
-    """Whether a run lies within the layers of another."""
-    return run.container != other.container and f"{run.container}.".startswith(
-        f"{other.container}." if other.container else ""
-    )
+    """The runs whose layers are worth not to be traced, each in a short model of its own: the longest first."""
+    runs = sorted(_runs(program, model, WORTH_IT), key=lambda run: -run.count)
+    return tuple(run for at, run in enumerate(runs) if at == 0 or run.count >= WORTH_ANOTHER)
 
 
 def _runs(program: Iterable[Application], model: nn.Module, least: int) -> Iterator[Run]:
-    """The runs of at least so many equal layers, in the order of the model's modules."""
+    """The runs of at least so many equal layers, in the order of the model's modules. Lists inside of equal layers have none."""
+    found: list[Run] = []
     styles: dict[str, list[Facts]] = {}
     for a in program:
         styles.setdefault(a.module, []).append(
@@ -103,11 +90,14 @@ def _runs(program: Iterable[Application], model: nn.Module, least: int) -> Itera
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or has_empty_child(module):
             continue  # a list may hold None
+        if any(run.split(path)[1] is not None for run in found):
+            continue
         first = 0
         for _, group in itertools.groupby(_signatures(module, f"{path}." if path else "", styles)):
             count = len(list(group))
             if count >= least:
-                yield Run(path, first, count)
+                found.append(Run(path, first, count))
+                yield found[-1]
             first += count
 
 

@@ -147,10 +147,9 @@ class Search:
             some = [c for c in plain if c.tp in sizes[at : at + SIDE_BY_SIDE]]
             likely = [key for classes in of_cp[:1] for key in sorted(classes)[:SIDE_BY_SIDE]]
             self._take(self._worth_it(some, estimates, task), estimates, task, likely)
-        for classes, after in zip(
-            of_cp, [*of_cp[1:], {}], strict=True
-        ):  # those with less cp say more of others
-            self._take_classes(classes, sorted(after)[:1], estimates, task)
+        for at, classes in enumerate(of_cp):  # those with less cp say more of others
+            after = [min(later) for later in of_cp[at + 1 : at + 2]]
+            self._take_classes(classes, after, estimates, task)
         found.sort()
         self._refine(estimates, task)
         found.sort()
@@ -319,7 +318,7 @@ class Search:
                     found.pruned["too large, as like candidates were by their dry runs"] += 1
                     continue
                 cost = effort(price.candidate, self.run_of_layers)
-                if started >= 2 and spent + cost > EFFORT:
+                if spent + cost > EFFORT:
                     on_the_way.finish_all()
                     if len(found.results) >= 2:
                         continue

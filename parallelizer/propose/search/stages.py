@@ -204,9 +204,9 @@ LOADS = 4096
 @dataclass(frozen=True)
 class _Load:
     """What a rank holds, in layers: in all its stages, and at each moment at which it may hold most. `ends` are halves of what
-    lies outside the layers, one on the first stage and one on the last. Of a moment there are the layers of the microbatches whose
-    backward has not begun, of those of which the second half is left, the layers and the ends that have gradients, and whether a
-    second half adds whole gradients to those that are there.
+    lies outside the layers, one on the first stage and one on the last. Of a moment there are the layers of the microbatches
+    whose backward has not begun, of those of which the second half is left, the layers and the ends that have gradients, and
+    whether a second half adds whole gradients to those that are there.
     """
 
     layers: int

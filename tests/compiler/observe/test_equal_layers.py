@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, runs_of, shorten, shorten_runs
 from parallelizer.styles.application import Program
 from tests.simulate.setups import stack
 
@@ -76,3 +76,42 @@ def test_a_path_is_taken_apart_and_put_together(
     assert layer == (index - first if first <= index < first + count else None)
     for other in (f"{container}x.{index}", f"x.{path}", container):
         assert run.split(other) == (other, None)
+
+
+def test_further_runs_are_those_that_are_long_enough_the_longest_first() -> None:
+    assert runs_of(*compiled("model.depths=[10,12,9]")) == (Run("stacks.1", 0, 12), Run("stacks.0", 0, 10))
+    assert runs_of(*compiled("model.depths=[8,9]")) == (Run("stacks.1", 0, 9),)
+    assert runs_of(*compiled("model.depths=[7,4]")) == ()
+    odd = compiled("model.depths=[24]", "model.odd=11")
+    assert runs_of(*odd) == (Run("stacks.0", 12, 12), Run("stacks.0", 0, 11))
+
+
+def test_a_list_inside_of_equal_layers_is_no_run() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(12))
+
+    def model(layers: int) -> nn.Module:
+        return nn.ModuleList(
+            [nn.ModuleList(Layer() for _ in range(layers)), nn.ModuleList([nn.Linear(2, 2)] * 11)]
+        )
+
+    assert runs_of((), model(10)) == (Run("1", 0, 11), Run("0", 0, 10))
+    assert longest_run((), model(4)) == Run("0.0.experts", 0, 12)  # too few layers around it
+    empty_path = nn.Sequential(*(nn.Sequential(*(nn.Linear(2, 2) for _ in range(12))) for _ in range(10)))
+    assert runs_of((), empty_path) == (Run("", 0, 10),)
+
+
+def test_runs_of_one_list_are_shortened_together() -> None:
+    program, model = compiled("parallel.mesh.tp=2", "model.depths=[24]", "model.odd=11")
+    layers = list(model.stacks[0])
+    runs = runs_of(program, model)
+    shorter = shorten_runs(program, model, runs, (SHORT + 1, SHORT))
+    kept = [0, 1, 10, 11, 12, 13, 14, 23]
+    assert list(model.stacks[0]) == [layers[i] for i in kept]
+    before = {(a.module, a.style): a.rule for a in program}
+    for a in shorter:
+        head, tail = a.module.split(".")[:3], a.module.split(".")[3:]
+        old = [*head[:2], str(kept[int(head[2])])] if a.module.startswith("stacks.0.") else head
+        assert before[".".join([*old, *tail]), a.style] == a.rule

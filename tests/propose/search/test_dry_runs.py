@@ -78,6 +78,10 @@ def test_close_to_the_limit_a_dry_run_decides() -> None:
     assert run.scaled_peak(Estimate(GATHER, 3.0, 99), traced, estimated) == pytest.approx(scaled / 1.005)
     others = Estimate(replace(GATHER, rows=2), 3.0, 99)  # more than the method
     assert run.scaled_peak(others, traced, estimated) == pytest.approx(scaled / 1.02)
+    split = Estimate(Candidate(dp_shard=2, cp=4, rows=2, checkpoint="selective"), 3.0, 99)  # as many tokens
+    assert run.scaled_peak(split, traced, estimated) == pytest.approx(scaled / 1.01)
+    fewer = Estimate(replace(split.candidate, rows=1), 3.0, 99)
+    assert run.scaled_peak(fewer, traced, estimated) == 0
     assert run.scaled_peak(Estimate(replace(GATHER, pp=2), 3.0, 99), traced, estimated) == 0
 
 

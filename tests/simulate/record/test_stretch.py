@@ -170,6 +170,12 @@ CASES = {
     ),
     "a rule taken from the middle one": (["model.depths=[9]", rules("stacks.0.4: {none: fsdp}")], None),
     "two lists": (["model.depths=[8,9]"], Run("stacks.1", 0, 9)),
+    "two lists that are both long": (["model.depths=[10,12]"], Run("stacks.1", 0, 12)),
+    "a part of the layers under a checkpoint": (
+        ["model.depths=[22]", rules("stacks.0.{0..9}: checkpoint"), "train.accumulate=2"],
+        Run("stacks.0", 10, 12),
+    ),
+    "two lists one of which is counted by the model": (["model.depths=[10,12]", "model.way=count"], None),
     "two lists of one length": (["model.depths=[8,8]"], Run("stacks.0", 0, 8)),
     "too few layers": (["model.depths=[7]"], None),
     "layers counted by the model": (["model.depths=[9]", "model.way=count"], None),
@@ -179,7 +185,7 @@ CASES = {
 }
 QUICK = (
     "another rule for one layer",
-    "two lists",
+    "a part of the layers under a checkpoint",
     "layers counted by the model",
     "a layer that something is done after",
 )
