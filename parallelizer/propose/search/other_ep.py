@@ -15,6 +15,11 @@ from typing import Any
 from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.class_trace import ClassTrace
 
+NEARLY = 0.75
+"""What grows at least by so much of the growth of ep is taken to grow with it: rows may be rounded. The part of an all-to-all
+that a rank sends grows by less.
+"""
+
 
 class NotAlike(Exception):
     """Two traced classes differ in more than sizes."""
@@ -45,8 +50,8 @@ def with_other_ep(fewer: ClassTrace, more: ClassTrace, eps: tuple[int, int], ep:
     left = (Fraction(1, ep) - Fraction(1, many)) / (Fraction(1, few) - Fraction(1, many))
 
     def size(a: int, b: int) -> int:
-        if a * many == b * few:
-            return a * ep // few
+        if b * few > NEARLY * a * many:
+            return round(a + (b - a) * Fraction(ep - few, many - few))
         return round(b + (a - b) * left)
 
     def of(a: Any, b: Any) -> Any:

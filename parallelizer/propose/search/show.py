@@ -36,7 +36,7 @@ TRIED = (
     Column("hardware"),
     Column("GPUs", right=True),
     Column("step", right=True),
-    Column("cost of 1,000 steps", right=True),
+    Column("1,000 steps cost", right=True),
     Column("mesh", wrap="words"),
 )
 COST_COLUMN = 3
