@@ -94,10 +94,8 @@ def test_of_several_the_next_starts_when_one_is_done(classes: TracedClasses, tmp
     with pytest.raises(KeyboardInterrupt):
         classes.tell = _interrupt_at("traced one layer of 3 classes")
         classes.trace([ONE, TWO, FOUR, replace(ONE, cp=2).trace_class])
-    assert time.monotonic() - started < 8 and classes.traces.keys() >= {
-        ONE,
-        TWO,
-    }  # before the one over four ranks
+    # Before the one over four ranks is done.
+    assert time.monotonic() - started < 8 and classes.traces.keys() >= {ONE, TWO}
     classes.tell = lambda _: None
 
 

@@ -185,9 +185,11 @@ CASES = {
 }
 QUICK = (
     "another rule for one layer",
-    "a part of the layers under a checkpoint",
+    "two lists",
     "layers counted by the model",
     "a layer that something is done after",
+    "two lists that are both long",
+    "a part of the layers under a checkpoint",
 )
 
 
