@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # What is installed: the package alone, and with all that the tests, the pages and every extra need.
 ALONE := $(VENV)/.installed
 WHOLE := $(VENV)/.installed-whole
+# Without a GPU torch for CPUs is enough, which is 4.5 GB smaller. If its index cannot be reached, pip takes torch from its own.
+CPU_TORCH := $(if $(shell command -v nvidia-smi),,--retries 2 --extra-index-url https://download.pytorch.org/whl/cpu)
 # Three processes on two cores: tests that start ranks wait for processes much of the time (groups in tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 # Tests start hundreds of Pythons: each would compile our files anew where this is set.
@@ -44,6 +46,7 @@ lint: $(WHOLE)
 $(ALONE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt $(CPU_TORCH) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 

@@ -1,8 +1,8 @@
 """Write text with a trained model: `python -m recipes.generate checkpoint=runs/a prompt="def main(" parallel=tp2`.
 
-Model, plan and tokenizer are those of the checkpoint; the mesh is that of any preset. The text goes to stdout while it
-grows, everything else to stderr. `training.run_sampling` reads the command, checks it, and calls `generate` on each rank;
-the keys are in `configs/generate.yaml`.
+Model, plan and tokenizer are from the checkpoint, and the mesh is from any preset. The text is written to stdout token by
+token, everything else to stderr. `training.run_sampling` reads and checks the command, and calls `generate` on each rank.
+`configs/generate.yaml` has the keys.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from parallelizer import training
 
 
 def generate(job: training.SamplingJob) -> list[list[int]]:
-    """The part of one rank, in an initialised process group. Returns the new tokens of each text."""
+    """The sampling of one rank, in an initialised process group. Returns the new tokens of each text."""
     setup = job.setup
 
-    # The model on the meta device, made parallel in place by the compiled plan, and then its values.
+    # The model on the meta device, made parallel in place by the compiled plan, then its parameters.
     mesh = pz.build_mesh(setup.mesh, setup.device)
     pz.seed_ranks(mesh, 0)
     model = setup.build_model()
-    whole = setup.whole_model(model)  # for a model whose values only its constructor can make, else None
+    whole = setup.whole_model(model)  # for a model whose values only its constructor can set, else None
     pz.apply(job.program, model, mesh)
     if job.checkpoint is not None:
         pz.materialize(model, device=job.device, seed=0, whole=whole, skip_saved=True)

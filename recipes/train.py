@@ -1,8 +1,8 @@
 """Train a model under a plan: `python -m recipes.train parallel=tp8_cp2`.
 
 `training.run` composes the configuration (`configs/train.yaml` and the command line), checks it, and starts one
-process for each rank of the mesh, or joins those that torchrun or Slurm has started. Each of them calls `train`,
-which is yours to change: the model, the optimizer, the schedule, the step, and what is written down of it.
+process for each rank of the mesh, or joins the processes that torchrun or Slurm started. Each process calls `train`.
+Change it as you like: the model, the optimizer, the schedule, the step, the metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parallelizer import training
 def train(job: training.Job) -> training.Result:
     """The training of one rank, in an initialised process group; rank 0's result is printed at the end.
 
-    A run that is asked to stop (SIGTERM, SIGUSR1) ends early, behind a checkpoint.
+    After SIGTERM or SIGUSR1 the run saves a checkpoint and ends early.
     """
     setup, settings = job.setup, job.settings
 
@@ -22,7 +22,7 @@ def train(job: training.Job) -> training.Result:
     mesh = pz.build_mesh(setup.mesh, setup.device)
     pz.seed_ranks(mesh, settings.seed)
     model = setup.build_model()
-    whole = setup.whole_model(model)  # for a model whose values only its constructor can make, else None
+    whole = setup.whole_model(model)  # for a model whose values only its constructor can set, else None
     pz.apply(job.program, model, mesh)
 
     # Its parameters: from this run's newest checkpoint, from pretrained weights, or drawn from the seed.
@@ -48,23 +48,23 @@ def train(job: training.Job) -> training.Result:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             parts = batches.training(samples)  # this rank's rows and tokens, in `train.accumulate` parts
-            # A signal that one rank was sent reaches all of them with the step, so that they stop behind the same one.
+            # A signal to one rank reaches all ranks with the step, so that they stop after the same one.
             words = guards.words(step, samples, stop=asked.signal)
             with report.step(model, optimizer, parts):
-                # It is left out if `after`, the step that is still to be read, is not finite.
+                # No rank applies this step if `after`, the step that has not been read yet, is not finite.
                 taken = pz.train_step(
                     model, parts, loss, optimizer, setup.clip, skip_nonfinite=True, words=words, after=after
                 )
             samples += setup.workload.batch_size
             unread.append((step, taken, parts, learning_rate))
 
-            # A step is read while the device computes the next one, unless something comes before that.
+            # A step is read while the device computes the next one, unless an evaluation or a checkpoint comes first.
             evaluates = step == settings.steps or (settings.eval_every and step % settings.eval_every == 0)
             due = checkpoints.is_due(step) or guards.at_once(step) or report.at_once(step)
             while len(unread) > (0 if evaluates or due or stopped else 1):
                 number, earlier, its_parts, its_rate = unread.pop(0)
                 measured = report.measured(earlier, its_rate)
-                # Raises at a step that is not finite, and where ranks have drifted apart.
+                # Raises if the step is not finite, or if replicas differ.
                 stopped = guards.after(number, earlier, its_parts) or stopped
                 if evaluates and number == step:
                     report.doing("evaluation")
@@ -80,8 +80,8 @@ def train(job: training.Job) -> training.Result:
         report.ended(stopped)
 
     if not stopped:
-        pz.restore_buffers(model)  # those that the plan has split are whole again
-        if report.validation_loss is None:  # no step was left to train
+        pz.restore_buffers(model)  # buffers that the plan has split become whole again
+        if report.validation_loss is None:  # all steps were trained before
             report.validation_loss = pz.evaluate(model, batches.validation(), loss).item()
         if settings.save is not None:
             pz.save_pretrained(model, settings.save, replace=job.saved_before)

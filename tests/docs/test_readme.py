@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -132,3 +133,20 @@ def test_make_train_installs_the_package_alone_and_make_test_everything(tmp_path
     assert alone == "." and {"dev", "hf", "docs"} < set(re.findall(r"\w+", whole))
     for target in ("test-all", "test-wheel", "parity", "loops", "matrix", "docs", "lint"):
         assert installed(target) == [alone, whole], target
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_make_train_takes_torch_for_cpus_where_there_is_no_gpu(tmp_path: Path, gpu: bool) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("make", "sh", "bash"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    if gpu:
+        (tools / "nvidia-smi").write_text("#!/bin/sh\n")
+        (tools / "nvidia-smi").chmod(0o755)
+    words = ["make", "--dry-run", "--no-print-directory", "train", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(
+        words, cwd=ROOT, env={"PATH": str(tools)}, capture_output=True, text=True, check=True
+    )
+    [torch] = [line for line in done.stdout.splitlines() if line.endswith(" torch")]
+    assert ("https://download.pytorch.org/whl/cpu" in torch) is not gpu
