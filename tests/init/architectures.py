@@ -157,7 +157,7 @@ NEXT: dict[str, dict[str, object]] = {
     "cohere2": {**_SHARED_HEADS, "sliding_window": 8},
     "cwm": {**_SHARED_HEADS, **_ENDS, "sliding_window": 8},
     "doge": {**_GROUPED, "keep_window_size": 8},
-    "ernie4_5": {**_SHARED_HEADS, **_ENDS},
+    "hunyuan_v1_dense": {**_SHARED_HEADS, **_ENDS},
     "gemma": _SHARED_HEADS,
     "glm": {**_SHARED_HEADS, **_ENDS},
     "internlm3": _SHARED_HEADS,

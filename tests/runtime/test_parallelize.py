@@ -87,6 +87,19 @@ def test_one_parameter_that_differs_is_named() -> None:
 
 
 @pytest.mark.ranks
+def test_a_buffer_that_differs_is_named_also_one_that_is_not_saved() -> None:
+    def worker() -> None:
+        mesh = pz.build_mesh(Mesh({"dp_shard": 2}), "cpu")
+        for saved in (True, False):
+            model = built(seed=0)
+            model[0].register_buffer("table", torch.full((4,), float(dist.get_rank())), persistent=saved)
+            with pytest.raises(ValueError, match=r"the ranks of dp_shard hold different values in 0\.table\."):
+                pz.parallelize(model, plan(RULES), mesh)
+
+    run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
 def test_equal_values_and_models_on_meta_pass() -> None:
     def worker() -> None:
         mesh = pz.build_mesh(Mesh({"dp_shard": 2, "tp": 2}), "cpu")

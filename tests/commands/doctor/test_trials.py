@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
@@ -29,6 +30,15 @@ def test_what_is_needed_works_here() -> None:
     ):
         found = trials.attempt(trial, worker, 60, "")
         assert found.state == "works", found
+
+
+def test_without_a_compiler_it_says_what_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "attempt", lambda name, *rest, **more: Trial(name, "works", ""))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    [found] = [trial for trial in trials.all_trials() if trial.name == "torch.compile"]
+    assert (found.state, found.text) == ("absent", "no C++ compiler")
+    assert found.help == "apt install g++; only style compile wants it" and not found.needed
 
 
 def test_an_old_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

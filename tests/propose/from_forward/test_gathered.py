@@ -15,7 +15,7 @@ from parallelizer.propose.from_forward.retreat import Retreat
 from parallelizer.propose.from_forward.rules import Choice, units
 from parallelizer.propose.from_forward.trial import Trials
 from parallelizer.propose.from_forward.write_plan import write_plan
-from tests.init import models
+from tests.init import models, survey
 from tests.init.architectures import overrides
 from tests.propose.from_forward.test_as_written import _of
 from tests.propose.from_forward.test_roles import found
@@ -139,6 +139,7 @@ def test_a_transformers_model_with_attention_of_its_own_is_proven_over_cp(tmp_pa
     text, said, trials = settle(overrides("gptj"), tmp_path)
     assert any("every rank computes transformer.h.*.attn with the whole sequence" in s for s in said)
     assert "every rank" in text.partition("version:")[0] and "labels: 1" in text
+    assert survey.share("gptj", text) > 0.95  # its q, k and v are split over tp all the same
     assert trials.refusal(text, {"cp": 2}, proven=True) is None
     assert trials.refusal(text, {"cp": 2, "tp": 2}, proven=True) is None
     # Without the gather a rank's queries see its own keys alone.
