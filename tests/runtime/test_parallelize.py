@@ -93,7 +93,9 @@ def test_a_buffer_that_differs_is_named_also_one_that_is_not_saved() -> None:
         for saved in (True, False):
             model = built(seed=0)
             model[0].register_buffer("table", torch.full((4,), float(dist.get_rank())), persistent=saved)
-            with pytest.raises(ValueError, match=r"the ranks of dp_shard hold different values in 0\.table\."):
+            with pytest.raises(
+                ValueError, match=r"the ranks of dp_shard hold different values in 0\.table\."
+            ):
                 pz.parallelize(model, plan(RULES), mesh)
 
     run_ranks(worker, 2)
