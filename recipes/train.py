@@ -58,7 +58,7 @@ def train(job: training.Job) -> training.Result:
             samples += setup.workload.batch_size
             unread.append((step, taken, parts, learning_rate))
 
-            # A step is read while the device computes the next one, unless an evaluation or a checkpoint comes first.
+            # A step is read while the device computes the next one, unless something needs it at once: a checkpoint, say.
             evaluates = step == settings.steps or (settings.eval_every and step % settings.eval_every == 0)
             due = checkpoints.is_due(step) or guards.at_once(step) or report.at_once(step)
             while len(unread) > (0 if evaluates or due or stopped else 1):
