@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +21,10 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_it_names_the_actor_and_uses_direct_words(page: object) -> None:
+def test_it_names_the_actor_and_uses_direct_words(page: Path) -> None:
     found = [
         f"{page}:{number}: {line.strip()}"
-        for number, line in enumerate((ROOT / str(page)).read_text().splitlines(), 1)
+        for number, line in enumerate((ROOT / page).read_text().splitlines(), 1)
         if RULED_OUT.search(line)
     ]
     assert not found, "\n".join(found)
