@@ -16,6 +16,10 @@ def drawn() -> list[float]:
     return torch.rand(4).tolist()
 
 
+def drawn_and_large() -> tuple[list[float], bytes]:
+    return drawn(), bytes(3_000_000)
+
+
 def divide() -> float:
     return 1 / 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.simulate.time.kernel_table import shipped_tables
 
 SHIPPED = Path(__file__).resolve().parents[2] / "parallelizer" / "configs" / "hardware"
+
+
+h100 = functools.cache(lambda: compose_config(["hardware=h100"]))
 
 
 def found(*overrides: str, folder: Path | None = None) -> list[Diagnostic]:
@@ -79,7 +84,8 @@ def test_a_list_is_no_hardware(tmp_path: Path) -> None:
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
 )
 def test_what_is_read_can_be_computed_with(key: str, value: object) -> None:
-    config, origins = compose_config(["hardware=h100"])
+    composed, origins = h100()
+    config = copy.copy(composed)
     config.hardware = {"name": "h100", key: value}
     reading = Reading(config, origins)
     read = read_hardware(reading)
