@@ -16,8 +16,12 @@ def read(text: str) -> dict[str, dict[str, int]]:
     file = ""
     for line in text.splitlines():
         if line.startswith(" "):
-            name, _, number = (line.strip(), "", "") if "[" in line else line.strip().partition(" = ")
-            found[file][name] = int(number or 0)
+            name = line.strip()
+            if "[" not in name:  # an id may have a sign of equality too
+                name, _, number = name.partition(" = ")
+                found[file][name] = int(number or 0)
+            else:
+                found[file][name] = 0
         elif line and not line.startswith("#"):
             file = line
             found[file] = {}

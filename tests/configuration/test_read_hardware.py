@@ -11,8 +11,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import DictConfig
 
 from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.origins import Origins
 from parallelizer.configuration.read_hardware import HARDWARE_KEYS, POSITIVE, read_hardware
 from parallelizer.configuration.reading import Reading
 from parallelizer.diagnostics.diagnostic import Diagnostic
@@ -21,7 +23,9 @@ from parallelizer.simulate.time.kernel_table import shipped_tables
 SHIPPED = Path(__file__).resolve().parents[2] / "parallelizer" / "configs" / "hardware"
 
 
-h100 = functools.cache(lambda: compose_config(["hardware=h100"]))
+@functools.cache
+def composed() -> tuple[DictConfig, Origins]:
+    return compose_config(["hardware=h100"])
 
 
 def found(*overrides: str, folder: Path | None = None) -> list[Diagnostic]:
@@ -84,8 +88,8 @@ def test_a_list_is_no_hardware(tmp_path: Path) -> None:
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
 )
 def test_what_is_read_can_be_computed_with(key: str, value: object) -> None:
-    composed, origins = h100()
-    config = copy.copy(composed)
+    shared, origins = composed()
+    config = copy.copy(shared)
     config.hardware = {"name": "h100", key: value}
     reading = Reading(config, origins)
     read = read_hardware(reading)
