@@ -70,11 +70,25 @@ def _origins(hydra: Any, config_name: str) -> Origins:
     # Unresolved: an override may have an interpolation in its text.
     task: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     own: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
-    loader = GlobalHydra.instance().config_loader()
-    merged = loader.compute_defaults_list(config_name, [*own, *task], RunMode.RUN).defaults
-    configs = [(str(m.config_path), m.package or "") for m in merged if m.config_path]
     sources = [s for s in hydra.runtime.config_sources if s.path and s.provider != "hydra"]
-    return Origins(task, configs, [folder for s in sources for folder in _folders(s.schema, s.path)])
+    folders = [folder for s in sources for folder in _folders(s.schema, s.path)]
+    choices = tuple(hydra.runtime.choices.items())
+    if folders != [config_folder()]:
+        return Origins(task, _merged(config_name, [*own, *task]), folders)
+    if (config_name, choices) not in _MERGED:
+        _MERGED[config_name, choices] = _merged(config_name, [*own, *task])
+    return Origins(task, _MERGED[config_name, choices], folders)
+
+
+_MERGED: dict[tuple[str, tuple[Any, ...]], list[tuple[str, str]]] = {}
+"""The shipped configs that were merged, by what was chosen for each group: Hydra takes a third of a composition to list them."""
+
+
+def _merged(config_name: str, overrides: list[str]) -> list[tuple[str, str]]:
+    """The configs that Hydra merges, in its order, each with the key that its content goes under."""
+    loader = GlobalHydra.instance().config_loader()
+    merged = loader.compute_defaults_list(config_name, overrides, RunMode.RUN).defaults
+    return [(str(m.config_path), m.package or "") for m in merged if m.config_path]
 
 
 def _folders(schema: str, path: str) -> list[Path]:

@@ -26,10 +26,10 @@ from parallelizer.child.children import WorldError, in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.diagnostics.package_folder import ROOT
 from parallelizer.language.plan import BATCH_AXES
-from parallelizer.proof.mixed_rows import mixed_at
+from parallelizer.proof.mixed_rows import mixed_in_here
 from parallelizer.proof.modes import Float64, PlainAttention
 from parallelizer.proof.not_equal import rows_apart
-from parallelizer.proof.not_finite import not_finite
+from parallelizer.proof.not_finite import not_finite_in_here
 from parallelizer.proof.observe import default_dtype, filled
 from parallelizer.proof.scene import Scene
 from parallelizer.proof.scenes import scenes_in_here
@@ -67,15 +67,22 @@ def unequal_halves(subject: Subject, seed: int = 0) -> Diagnostic | None:
     if weight > WEIGHT:
         return None
     try:
-        (found,) = in_children([(_differing, subject, seed)])
+        (found,) = in_children([(_found, subject, seed)])
     except (WorldError, PlanError):
         return None
-    if found is None:
+    error: Diagnostic | None = found
+    return error
+
+
+def _found(subject: Subject, seed: int) -> Diagnostic | None:
+    """What `unequal_halves` returns, in the one child that looks for it."""
+    differing = _differing(subject, seed)
+    if differing is None:
         return None
-    what, line = found
+    what, line = differing
     if what == _NO_NUMBER:
-        return not_finite(subject, seed)
-    span = line or mixed_at(subject, seed) or wrong_loss(subject.loss, "").diagnostics[0].span
+        return not_finite_in_here(subject, seed)
+    span = line or mixed_in_here(subject, seed) or wrong_loss(subject.loss, "").diagnostics[0].span
     axes = [axis for axis in (*BATCH_AXES, "pp") if subject.mesh.sizes[axis] > 1]
     return rows_apart(axes, what, span)
 

@@ -33,14 +33,15 @@ def mixed_at(subject: Subject, seed: int = 0, *, with_loss: bool = True) -> Span
     model that draws random numbers. Without `with_loss`, lines of the loss are left out.
     """
     try:
-        (found,) = in_children([(_mixed_at, subject, seed, with_loss)])
+        (found,) = in_children([(mixed_in_here, subject, seed, with_loss)])
     except WorldError:
         return None
     span: Span | None = found
     return span
 
 
-def _mixed_at(subject: Subject, seed: int, with_loss: bool) -> Span | None:
+def mixed_in_here(subject: Subject, seed: int, with_loss: bool = True) -> Span | None:
+    """As `mixed_at`, in this process, which is a child. Raises what the model and the loss raise."""
     batch, other = _lifted(subject.batch(seed)), _lifted(subject.batch(seed + 1))
     half = subject.rows // 2
     with default_dtype(torch.float64):

@@ -46,10 +46,17 @@ def not_finite(subject: Subject, seed: int = 0) -> Diagnostic | None:
     model may rightly want such.
     """
     try:
-        drawn, between = in_children([(_try, subject, seed, False), (_try, subject, seed, True)])
+        (found,) = in_children([(not_finite_in_here, subject, seed)])
     except (WorldError, PlanError):
         return None
-    if math.isfinite(drawn.loss) or math.isfinite(between.loss):
+    error: Diagnostic | None = found
+    return error
+
+
+def not_finite_in_here(subject: Subject, seed: int) -> Diagnostic | None:
+    """As `not_finite`, in this process, which is a child. Raises what the model and the loss raise."""
+    drawn = _try(subject, seed, between=False)
+    if math.isfinite(drawn.loss) or math.isfinite(_try(subject, seed, between=True).loss):
         return None
     message = f"the loss is {drawn.loss:g} in the unsharded model, with its initial values and a batch of drawn numbers"
     span = drawn.span or wrong_loss(subject.loss, "").diagnostics[0].span

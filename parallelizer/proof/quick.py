@@ -103,9 +103,10 @@ def unproven_difference(setup: Setup) -> Diagnostic | None:
     that is no number. None where it cannot be built.
     """
     try:
-        return unequal_halves(tiny_form(setup).subject)
+        tiny = tiny_form(setup)
     except PlanError:
         return None
+    return unequal_halves(tiny.subject)
 
 
 def _does_not_run(found: Found, error: Exception) -> Proven:

@@ -50,6 +50,22 @@ def small_mesh(mesh: Mesh, pipeline: Pipeline | None = None) -> Mesh:
     return Mesh(sizes, mesh.spans, ep=math.gcd(mesh.ep, Mesh(sizes).replica))
 
 
+@dataclass(frozen=True)
+class SmallSizes:
+    """The mesh, the pipeline and the tokens of a sequence that a tiny form has."""
+
+    mesh: Mesh
+    pipeline: Pipeline | None
+    length: int
+
+
+def small_sizes(setup: Setup, *, full_mesh: bool = False, seq_len: int | None = None) -> SmallSizes:
+    """The sizes of the tiny form of a setup, as `shrink` takes them."""
+    mesh = setup.mesh if full_mesh else small_mesh(setup.mesh, setup.pipeline)
+    length = _small_length(setup, mesh) if seq_len is None else _rounded_up(seq_len, mesh)
+    return SmallSizes(mesh, _small_pipeline(setup, mesh), length)
+
+
 def shrink(
     setup: Setup, *, full_mesh: bool = False, accumulate: int | None = None, seq_len: int | None = None
 ) -> tuple[Setup, tuple[str, ...]]:
@@ -59,10 +75,10 @@ def shrink(
     rows in each part, and the sequence is short. A rule may match nothing, since there are fewer layers. `seq_len` is rounded up
     to what the mesh divides.
     """
-    mesh = setup.mesh if full_mesh else small_mesh(setup.mesh, setup.pipeline)
+    sizes = small_sizes(setup, full_mesh=full_mesh, seq_len=seq_len)
+    mesh, pipeline = sizes.mesh, sizes.pipeline
     changes = [f"{a} {n} -> {mesh.size_of(a)}" for a, n in setup.mesh.every.items() if mesh.size_of(a) != n]
     tiny: Mapping[str, Any] = setup.model.get("tiny") or {}
-    pipeline = small_pipeline(setup, mesh)
     given = setup.pipeline
     if pipeline is not None and given is not None and pipeline.balance != given.balance:
         changes.append(f"pipeline.balance {list(given.balance)} -> {pipeline.balance}")
@@ -72,10 +88,12 @@ def shrink(
     small, changed = merged(setup.model, tiny)
     changes += changed
     parts = accumulate or setup.workload.accumulate
-    length = small_length(setup, mesh) if seq_len is None else _rounded_up(seq_len, mesh)
     rows = 2 if pipeline is None else (pipeline.microbatches or 1)
     workload = dataclasses.replace(
-        setup.workload, batch_size=rows * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
+        setup.workload,
+        batch_size=rows * mesh.size(*BATCH_AXES) * parts,
+        seq_len=sizes.length,
+        accumulate=parts,
     )
     shown = ("batch_size", "seq_len") if workload.has_sequence() else ("batch_size",)
     changes += _changes("train.", setup.workload, workload, shown)
@@ -90,7 +108,7 @@ def shrink(
     return made, tuple(changes)
 
 
-def small_pipeline(setup: Setup, mesh: Mesh) -> Pipeline | None:
+def _small_pipeline(setup: Setup, mesh: Mesh) -> Pipeline | None:
     """The settings of the pipeline on a small mesh: as few microbatches as the schedule can have, each of one row. A list of
     layers of each stage stays if the model and `pp` stay as they are; otherwise the parameters are balanced instead. None without
     stages.
@@ -129,7 +147,7 @@ def tiny_form(
     return TinyForm(small, subject, (*changes, *_unmatched(small)))
 
 
-def small_length(setup: Setup, mesh: Mesh) -> int:
+def _small_length(setup: Setup, mesh: Mesh) -> int:
     """A short length that is no power of two and divides as the run's does: a length that the run pads is padded, and where a
     rank's parts have an even number of tokens they have it here too. A run that is short itself has its own.
     """

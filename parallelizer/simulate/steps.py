@@ -13,6 +13,7 @@ from torch import nn
 
 from parallelizer.child.children import WorldError, in_children
 from parallelizer.child.shared_calls import SharedCalls
+from parallelizer.compiler.observe.equal_layers import longest_run
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import BATCH_AXES, DATA_AXES, TENSOR_AXES
 from parallelizer.language.workload import Workload
@@ -67,14 +68,14 @@ def running_steps(
         (tracing_classes if classes else tracing)(program, model, recipe, rank, shared=calls) as traced,
     ):
         following = rows = None
+        tried, divides = _parts_tried(program, recipe.workload), _divides_rows(program, recipe.workload)
+        flow_facts = followed_facts(program, recipe.workload) if follows else None
+        row_facts = statistics_facts(recipe.workload) if divides else None
+        layers = longest_run(program, model) if follows or divides else None
         if follows:
-            facts = followed_facts(program, model, recipe.workload)
-            following = calls.start(
-                (_followed, _parts_tried(program, recipe.workload), facts), _followed, *given
-            )
-        if _divides_rows(program, recipe.workload):
-            facts = statistics_facts(program, model, recipe.workload)
-            rows = calls.start((follow_statistics, facts), follow_statistics, *given)
+            following = calls.start((_followed, tried, flow_facts, layers), _followed, *given)
+        if divides:
+            rows = calls.start((follow_statistics, row_facts, layers), follow_statistics, *given)
 
         def finish() -> Steps:
             flow: FollowedStep | None = None

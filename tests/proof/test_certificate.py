@@ -126,7 +126,7 @@ def test_a_proof_is_of_one_schedule_with_any_number_of_microbatches(tmp_path: Pa
     [
         ("torch", "torch", "__version__", "9.9"),
         ("python", "platform", "python_version", lambda: "9.9"),
-        ("parallelizer", None, "_package_digest", lambda: "other"),
+        ("parallelizer", None, "package_digest", lambda: "other"),
     ],
 )
 def test_a_version_that_changed_is_named(

@@ -174,9 +174,9 @@ def follow(
     return flow
 
 
-def followed_facts(program: Program, model: nn.Module, workload: Workload) -> object:
-    """What of a program and a workload the outcome of `follow` depends on, for one model and one loss: equal facts, equal
-    outcomes.
+def followed_facts(program: Program, workload: Workload) -> object:
+    """What of a program and a workload the outcome of `follow` depends on, for one model of which one run of layers is equal and
+    one loss: equal facts, equal outcomes.
     """
     followed, rows = _without_data_axes(program), _rows(program, workload)
     applied = [
@@ -185,7 +185,6 @@ def followed_facts(program: Program, model: nn.Module, workload: Workload) -> ob
     ]  # fmt: skip
     sizes = followed.mesh.sizes, followed.mesh.ep, rows, workload.seq_len
     return (
-        longest_run(program, model),
         sizes,
         workload.entries,
         program.plan.layouts,

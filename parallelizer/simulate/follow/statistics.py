@@ -103,9 +103,11 @@ def follow_statistics(
     return FollowedStatistics(tuple(watch.reaching((output, total))), run)
 
 
-def statistics_facts(program: Program, model: nn.Module, workload: Workload) -> object:
-    """What of a program and a workload the outcome of `follow_statistics` depends on, for one model and one loss."""
-    return longest_run(program, model), workload.seq_len, workload.entries
+def statistics_facts(workload: Workload) -> object:
+    """What of a workload the outcome of `follow_statistics` depends on, for one model of which one run of layers is equal and one
+    loss.
+    """
+    return workload.seq_len, workload.entries
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

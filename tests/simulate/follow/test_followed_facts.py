@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallelizer.child.shared_calls import SharedCalls
+from parallelizer.compiler.observe.equal_layers import longest_run
 from parallelizer.configuration.validate import validated, validating
 from parallelizer.simulate.follow.flow import followed_facts
 from tests.simulate.setups import CHECKPOINT, llama
@@ -15,7 +16,8 @@ TP2 = ("parallel=tp2", "train.batch_size=4")
 def _facts(*overrides: str) -> object:
     setup = llama(*overrides)
     model = setup.build_model()
-    return followed_facts(setup.compile(model), model, setup.workload)
+    program = setup.compile(model)
+    return followed_facts(program, setup.workload), longest_run(program, model)
 
 
 def test_what_no_tensor_axis_sees_leaves_the_facts_equal() -> None:
