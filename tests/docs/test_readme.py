@@ -118,7 +118,7 @@ def test_a_model_of_one_s_own_is_used_as_the_text_says(tmp_path: Path) -> None:
     assert len(lines) == 2
     for line in lines:
         more = ["train.steps=1", "train.eval_batches=1"] if "recipes.train" in line else []
-        done = command(*shlex.split(line), *more, cwd=tmp_path, timeout=300)
+        done = run([*shlex.split(line), *more], tmp_path)
         assert done.status == 0, done.out + done.err
 
 

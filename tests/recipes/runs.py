@@ -112,6 +112,7 @@ def run_command(
     try:
         os.setsid()
         os.chdir(cwd)
+        sys.path.insert(0, str(cwd))  # as `python -m` does
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - for as long as the process lives
