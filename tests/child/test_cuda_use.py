@@ -17,6 +17,7 @@ from parallelizer.child import cuda_use
 from parallelizer.child.children import WorldError, in_children
 from parallelizer.child.in_time import Failed, NotInTime, in_time
 from parallelizer.configuration.read_setup import from_overrides
+from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.proof.prove import prove
 from parallelizer.runtime.launch import launcher as launch
@@ -111,9 +112,13 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
 
 def test_the_trace_and_the_findings_are_the_same(request: pytest.FixtureRequest) -> None:
     setup = llama("parallel=cp2_tp2")
-    forked = traced(setup, rank=1, fold=True), pz.validate(setup, prove=False)
+    model = setup.build_model()
+    program = setup.compile(model)
+    forked = validated(setup, program, model, rank=1)
+    assert forked.trace is not None
     request.getfixturevalue("cuda_in_use")
-    assert (traced(setup, rank=1, fold=True), pz.validate(setup, prove=False)) == forked
+    anew = validated(setup, program, model, rank=1)
+    assert (anew.found, anew.trace) == (forked.found, forked.trace)
 
 
 @pytest.mark.ranks

@@ -4,6 +4,7 @@ command line of the package.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -86,6 +87,10 @@ def typed(*arguments: str, cwd: Path, module: str = "recipes.train", timeout: fl
     So it need not import torch again; all else is as for the command. A process that it leaves behind is an
     error.
     """
+    if any(word.startswith("model=hf_") for word in arguments):
+        importlib.import_module(
+            "transformers.models.llama.modeling_llama"
+        )  # a second, which each fork would take
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         pid = os.fork()
         if pid == 0:

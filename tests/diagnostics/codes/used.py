@@ -31,13 +31,16 @@ class Use:
 @functools.cache
 def uses(root: Path = ROOT) -> list[Use]:
     """Every code that is passed somewhere. Raises ValueError for an argument that cannot be followed."""
-    trees = {
-        path: ast.parse(path.read_text())
-        for folder in FOLDERS
-        for path in sorted((root / folder).rglob("*.py"))
-    }
-    takers = _takers(trees.values())
-    return [use for path, tree in trees.items() for use in in_tree(tree, str(path.relative_to(root)), takers)]
+    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
+    texts = {path: path.read_text() for path in files}
+    takers = _takers(ast.parse(text) for text in texts.values() if "code" in text)
+    named = re.compile(rf"\b({'|'.join(takers)})\(")
+    return [
+        use
+        for path, text in texts.items()
+        if named.search(text)
+        for use in in_tree(ast.parse(text), str(path.relative_to(root)), takers)
+    ]
 
 
 def _takers(trees: Iterable[ast.Module]) -> dict[str, int]:

@@ -16,19 +16,20 @@ from parallelizer.training.data.hf_dataset import load
 from parallelizer.training.data.packing import pack
 from tests.training.data.tokenizers_made import bare
 
-datasets = pytest.importorskip("datasets", reason="the optional extra `hf`")
-
 TEXTS = [f"The {n}th text, für alle.\n" * (n + 1) for n in range(30)] + ["", None]
 ROWS = [{"text": text, "number": n} for n, text in enumerate(TEXTS)]
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="the optional extra `hf`")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def written(folder: Path, form: str) -> Path:
     """The rows in one form, by the word for it."""
+    import datasets  # 50 MB, which every fork of a test process would have if this stood above
+
     rows = datasets.Dataset.from_list(ROWS)
     place = folder / form
     if form == "saved":
