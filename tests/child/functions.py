@@ -16,8 +16,9 @@ def drawn() -> list[float]:
     return torch.rand(4).tolist()
 
 
-def drawn_and_large() -> tuple[list[float], bytes]:
-    return drawn(), bytes(3_000_000)
+def drawn_large_and_visible() -> tuple[list[float], bytes, tuple[int, str | None, int]]:
+    """All that one new process can tell: each takes seconds to start."""
+    return drawn(), bytes(3_000_000), visible()
 
 
 def divide() -> float:

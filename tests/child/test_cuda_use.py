@@ -23,7 +23,7 @@ from parallelizer.proof.prove import prove
 from parallelizer.runtime.launch import launcher as launch
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.testing import assert_equivalent
-from tests.child.functions import divide, drawn, drawn_and_large, kill_self, sleep, visible
+from tests.child.functions import divide, drawn, drawn_large_and_visible, kill_self, sleep, visible
 from tests.proof.subjects import token_loss
 from tests.recipes.runs import ROOT
 from tests.simulate.setups import llama, traced
@@ -56,7 +56,7 @@ def test_ranks_on_cpus_see_no_gpu() -> None:
 @pytest.mark.usefixtures("cuda_in_use")
 def test_a_new_process_answers_as_a_forked_one_and_sees_no_gpu() -> None:
     torch.manual_seed(7)
-    (numbers, data), seen = in_children([(drawn_and_large,), (visible,)])
+    [(numbers, data, seen)] = in_children([(drawn_large_and_visible,)])
     assert numbers == drawn() and len(data) == 3_000_000
     assert seen[0] != os.getpid() and seen[1:] == ("", 1)
     with pytest.raises(Failed, match=r"^ZeroDivisionError: division by zero$"):
