@@ -113,13 +113,19 @@ def for_the_site(text: str, path: Path) -> str:
         if not wanted.is_relative_to(DOCS) or wanted.suffix not in COPIED:
             text = match["text"]
             return text if "`" in text or " " in text else f"`{text}`"
-        return f"[{match['text']}]({os.path.relpath(wanted, home)}{match['anchor'] or ''})"
+        return f"[{match['text']}]({os.path.relpath(wanted, home)}{_anchor(match['anchor'] or '', wanted)})"
 
     parts, at = [], 0
     for fence in _FENCE.finditer(text):
         parts += [_LINK.sub(changed, text[at : fence.start()]), fence[0]]
         at = fence.end()
     return "".join([*parts, _LINK.sub(changed, text[at:])])
+
+
+def _anchor(anchor: str, page: Path) -> str:
+    """An anchor as the site has it: the heading of a public name, written by docs/api_pages.py, has the dotted name there."""
+    names = re.findall(r"<!-- ::: (\S+)", page.read_text()) if anchor and page.suffix == ".md" else []
+    return next((f"#{name}" for name in names if f"#{name.rpartition('.')[2].lower()}" == anchor), anchor)
 
 
 if __name__ == "__main__":
