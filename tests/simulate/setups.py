@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from torch import nn
@@ -92,6 +93,12 @@ def traced(setup: Setup, rank: int = 0, *, fold: bool = False) -> Trace:
     """The dry run of a setup."""
     model = setup.build_model()
     return trace(setup.compile(model), model, setup.recipe(), rank, fold=fold)
+
+
+@functools.cache
+def traced_llama(*overrides: str) -> Trace:
+    """The dry run of the recipe's model, once for all tests of a process that look at it."""
+    return traced(llama(*overrides))
 
 
 def followed_findings(setup: Setup, program: Program, model: nn.Module) -> tuple[Diagnostic, ...]:

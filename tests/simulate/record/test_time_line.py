@@ -16,7 +16,7 @@ from parallelizer.simulate.record.operator_sizes import gemm_sizes, way_of
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, MEMORY, Issued, Moment, Operator, Wait
 from parallelizer.torch_private import TorchDispatchMode
 from tests.chosen import chosen
-from tests.simulate.setups import CHECKPOINT, in_float8, llama, stack, traced
+from tests.simulate.setups import CHECKPOINT, in_float8, llama, stack, traced, traced_llama
 
 LONG = ("model.n_layers=9",)  # enough equal layers to be folded
 
@@ -31,7 +31,7 @@ def total(line: Sequence[Moment]) -> int:
 
 def test_products_and_attention_have_their_sizes() -> None:
     """Batch 8, 32 tokens, 64 wide with 16 heads of 4, of which keys have 8; 128 in the feed-forward network; 256 words."""
-    line = traced(llama()).line
+    line = traced_llama().line
     forward = [
         o.sizes for o in operators(line, GEMM) if o.phase == "forward" and o.module.startswith("layers.0.")
     ]
@@ -77,11 +77,11 @@ def test_the_operations_are_those_that_torch_counts() -> None:
 
 
 def test_each_of_two_tensor_ranks_computes_half() -> None:
-    assert total(traced(llama("parallel=tp2")).line) == total(traced(llama()).line) // 2
+    assert total(traced_llama("parallel=tp2").line) == total(traced_llama().line) // 2
 
 
 def test_a_checkpoint_computes_forward_again_and_says_so() -> None:
-    plain, again = traced(llama()).line, traced(llama(CHECKPOINT.format("layers"))).line
+    plain, again = traced_llama().line, traced_llama(CHECKPOINT.format("layers")).line
     forward = sum(
         o.flops for o in operators(plain) if o.phase == "forward" and o.module.startswith("layers.")
     )
@@ -94,14 +94,14 @@ def test_a_checkpoint_computes_forward_again_and_says_so() -> None:
 
 @pytest.mark.parametrize("mode, share", [("selective", 0.0), ("alternate", 0.5)])
 def test_checkpoints_that_keep_products_compute_fewer_again(mode: str, share: float) -> None:
-    line = traced(llama(f'rules=["layers.*: {{style: checkpoint, mode: {mode}}}"]')).line
+    line = traced_llama(f'rules=["layers.*: {{style: checkpoint, mode: {mode}}}"]').line
     products = [o for o in operators(line, GEMM) if o.phase == "forward" and o.module.startswith("layers.")]
     again = [o for o in operators(line, GEMM) if o.again]
     assert len(again) == pytest.approx(share * len(products), abs=2)
 
 
 def test_a_compiled_chain_moves_what_it_reads_and_leaves_behind() -> None:
-    plain, compiled = (traced(llama(*rule)).line for rule in ((), ('rules=["layers.*: compile"]',)))
+    plain, compiled = (traced_llama(*rule).line for rule in ((), ('rules=["layers.*: compile"]',)))
 
     def moved(line: Sequence[Moment]) -> int:
         return sum(o.moved for o in operators(line, MEMORY) if o.module.startswith("layers."))
@@ -111,7 +111,7 @@ def test_a_compiled_chain_moves_what_it_reads_and_leaves_behind() -> None:
 
 
 def test_collectives_stand_in_the_line_in_the_ledger_s_order_and_styles_wait_for_theirs() -> None:
-    step = traced(llama("parallel=fsdp2_tp2"))
+    step = traced_llama("parallel=fsdp2_tp2")
     issued = [m for m in step.line if isinstance(m, Issued)]
     assert tuple(m.entry for m in issued) == step.ledger
     assert {m.entry.axis for m in issued if m.unit} == {"dp_shard"}
@@ -126,7 +126,7 @@ def test_collectives_stand_in_the_line_in_the_ledger_s_order_and_styles_wait_for
 
 
 def test_every_gather_of_fsdp_has_the_copy_that_waits_for_it() -> None:
-    line = traced(llama("parallel=fsdp4")).line
+    line = traced_llama("parallel=fsdp4").line
     outs = sum(o.copies == "out" for o in operators(line))
     assert outs == sum(isinstance(m, Issued) and m.unit and m.entry.kind == "all_gather" for m in line) > 0
 
@@ -177,7 +177,7 @@ def test_products_in_float8_are_those_of_kernels_on_cuda_and_emulated_on_a_cpu(
     recipe: str, by_scale_of_all: int, by_scales_of_rows: int
 ) -> None:
     def kernels(device: str) -> tuple[int, int]:
-        line = traced(llama("model.n_layers=1", f"device={device}", in_float8(recipe))).line
+        line = traced_llama("model.n_layers=1", f"device={device}", in_float8(recipe)).line
         seen = [o.dtype for o in operators(line, GEMM) if o.name == "_scaled_mm"]
         return seen.count("float8"), seen.count("float8_rowwise")
 
