@@ -173,11 +173,13 @@ def _listening(device: Device) -> Iterator[Path | None]:
 
 
 def _met_again(ranks: OutsideRanks, timeout: float) -> tuple[dist.Store, int, int] | tuple[()]:
-    """After a restart by torchrun: its store, and in it a place of this attempt. Where nodes do not look for each other
-    (`--rdzv-backend=static`, the default) the store is that of the ranks that died, with their addresses in it.
+    """After a restart by torchrun whose store is shared with the ranks: that store, and in it a place of this attempt, since it
+    has the addresses of the ranks that died. Where it is not shared, rank 0 makes a new store for each attempt, and there may
+    be no place by a number in it: an agent whose own ranks did not fail does not count the attempt.
     """
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-    if ranks.launcher != "torchrun" or not attempt:
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    if ranks.launcher != "torchrun" or not attempt or not shared:
         return ()
     store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
     return dist.PrefixStore(f"attempt {attempt}", store), rank, size

@@ -232,6 +232,24 @@ def test_tasks_of_slurm_join(script: Path, env: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.ranks
+def test_ranks_whose_agents_count_restarts_differently_meet_in_a_new_store(env: pytest.MonkeyPatch) -> None:
+    """The agent of a node whose ranks were ended because those of another node failed does not count the restart."""
+
+    def task(rank: int) -> None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE="2", TORCHELASTIC_RUN_ID="none")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(30000 + os.getppid() % 20000))
+        os.environ.update(TORCHELASTIC_RESTART_COUNT=str(rank), TORCHELASTIC_USE_AGENT_STORE="False")
+        join(dist.barrier, device="cpu", collective_timeout=20)
+
+    tasks = [multiprocessing.get_context("fork").Process(target=task, args=(rank,)) for rank in range(2)]
+    for one in tasks:
+        one.start()
+    for one in tasks:
+        one.join(60)
+    assert [one.exitcode for one in tasks] == [0, 0]
+
+
+@pytest.mark.ranks
 def test_a_joined_rank_that_stands_still_says_where(tmp_path: Path, env: pytest.MonkeyPatch) -> None:
     def worker() -> None:
         beat(3)
