@@ -87,10 +87,8 @@ def typed(*arguments: str, cwd: Path, module: str = "recipes.train", timeout: fl
     So it need not import torch again; all else is as for the command. A process that it leaves behind is an
     error.
     """
-    if any(word.startswith("model=hf_") for word in arguments):
-        importlib.import_module(
-            "transformers.models.llama.modeling_llama"
-        )  # a second, which each fork would take
+    if any(word.startswith("model=hf_") for word in arguments):  # a second, which each fork would take
+        importlib.import_module("transformers.models.llama.modeling_llama")
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         pid = os.fork()
         if pid == 0:

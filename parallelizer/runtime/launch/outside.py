@@ -173,9 +173,9 @@ def _listening(device: Device) -> Iterator[Path | None]:
 
 
 def _met_again(ranks: OutsideRanks, timeout: float) -> tuple[dist.Store, int, int] | tuple[()]:
-    """After a restart by torchrun whose store is shared with the ranks: that store, and in it a place of this attempt, since it
-    has the addresses of the ranks that died. Where it is not shared, rank 0 makes a new store for each attempt, and there may
-    be no place by a number in it: an agent whose own ranks did not fail does not count the attempt.
+    """After a restart by torchrun whose store the ranks share: that store, under a prefix of this attempt, since the store still
+    has the addresses of the ranks that died. Where they do not share it, rank 0 makes a new store for each attempt. That needs
+    no prefix, and nodes might not agree on one: an agent whose own ranks did not fail does not count the attempt.
     """
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)

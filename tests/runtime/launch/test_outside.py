@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,16 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+def run_both(task: Callable[[int], None]) -> None:
+    """Two ranks that end well, forked, so that they need not import torch again."""
+    tasks = [multiprocessing.get_context("fork").Process(target=task, args=(rank,)) for rank in range(2)]
+    for one in tasks:
+        one.start()
+    for one in tasks:
+        one.join(120)
+    assert [one.exitcode for one in tasks] == [0, 0]
+
+
 def written(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
@@ -220,13 +231,7 @@ def test_tasks_of_slurm_join(script: Path, env: pytest.MonkeyPatch) -> None:
         sys.argv = [str(script), str(out)]
         runpy.run_path(str(script), run_name="__main__")
 
-    # Forked, so that they need not import torch again.
-    tasks = [multiprocessing.get_context("fork").Process(target=task, args=(rank,)) for rank in range(2)]
-    for one in tasks:
-        one.start()
-    for one in tasks:
-        one.join(120)
-    assert [one.exitcode for one in tasks] == [0, 0]
+    run_both(task)
     # Inside the worker the environment is torchrun's.
     assert written(out) == {"0": "torchrun 0 0 3.0", "1": "torchrun 1 1 3.0"}
 
@@ -241,12 +246,7 @@ def test_ranks_whose_agents_count_restarts_differently_meet_in_a_new_store(env: 
         os.environ.update(TORCHELASTIC_RESTART_COUNT=str(rank), TORCHELASTIC_USE_AGENT_STORE="False")
         join(dist.barrier, device="cpu", collective_timeout=20)
 
-    tasks = [multiprocessing.get_context("fork").Process(target=task, args=(rank,)) for rank in range(2)]
-    for one in tasks:
-        one.start()
-    for one in tasks:
-        one.join(60)
-    assert [one.exitcode for one in tasks] == [0, 0]
+    run_both(task)
 
 
 @pytest.mark.ranks
@@ -263,12 +263,7 @@ def test_a_joined_rank_that_stands_still_says_where(tmp_path: Path, env: pytest.
         sys.stderr = open(tmp_path / str(rank), "w")  # noqa: SIM115
         join(worker, device="cpu", collective_timeout=60, stuck_after=0.3)
 
-    tasks = [multiprocessing.get_context("fork").Process(target=task, args=(rank,)) for rank in range(2)]
-    for one in tasks:
-        one.start()
-    for one in tasks:
-        one.join(60)
-    assert [one.exitcode for one in tasks] == [0, 0]
+    run_both(task)
     first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
     assert first.startswith("warning: rank 0 of 2: no progress for 0 s in step 3; its stack:\n")
     assert "dist.barrier()" in first and "time.sleep(1)" in second
