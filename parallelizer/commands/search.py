@@ -31,8 +31,8 @@ DOC = "find the fastest mesh and options for a number of GPUs, as a preset"
 
 PRICE_KEY = "hardware.price_per_hour"
 
-MOST = 10
-"""Candidates that fit and are dry-run."""
+SHOWN, MOST = 5, 10
+"""Candidates that are shown by default, and at most: those fit, and were dry-run."""
 
 COLLECTED = (100_000, 20, 100)
 """Objects after which Python looks for garbage, by generation. A search makes millions, few of them in cycles: with Python's own
@@ -84,7 +84,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "also of several kinds: hardware=h100,h200",
     )
     parser.add_argument(
-        "--top", type=_count, default=5, metavar="N", help=f"how many are shown (5), up to {MOST}"
+        "--top",
+        type=_count,
+        metavar="N",
+        help=f"how many are shown, up to {MOST}: by default the best {SHOWN}, fewer of a large model, whose dry runs take long",
     )
     parser.add_argument(
         "--output", metavar="FILE", help="write the best as a preset, such as conf/parallel/found.yaml"
@@ -146,6 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
                 config_dir=arguments.config_dir,
                 config_name=arguments.config_name,
                 front=arguments.html is not None,
+                asked=arguments.top,
             )
             for overrides in _kinds(arguments.overrides, several=arguments.aim == COST)
         ]
@@ -157,6 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     finally:
         _clear()
+    top = arguments.top or SHOWN
     command = shlex.join(["parallelizer", "search", *arguments.overrides, *_options(arguments)])
     texts = [
         search.preset(task, one.candidate, comments(found, task, at, command))
@@ -166,16 +171,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                **document(found, task, texts[: arguments.top], tried, arguments.aim),
+                **document(found, task, texts[:top], tried, arguments.aim),
                 "diagnostics": [one.as_json() for one in unfit],
             }
         )
     else:
         write_tried(tried, arguments.aim, sys.stdout)
-        write_found(found, task, sys.stdout, top=arguments.top)
+        write_found(found, task, sys.stdout, top=top)
         show_diagnostics.write(unfit, sys.stderr)
-        if arguments.top > MOST:
-            sys.stderr.write(f"--top {arguments.top}: a search dry-runs at most {MOST} candidates that fit\n")
+        if top > MOST:
+            sys.stderr.write(f"--top {top}: a search dry-runs at most {MOST} candidates that fit\n")
     if texts or arguments.html:
         try:
             if arguments.html:

@@ -15,9 +15,9 @@ STATES = "their parameters and gradients alone do not fit"
 @dataclass
 class SearchResult:
     """`results` are the candidates that were traced whole and fit, best first; `too_large` those that do not fit, with the
-    smallest peak first; `priced` all that were priced, best first. `excluded` counts by reason; `pruned` by bound. `complete`
-    is false after Ctrl-C. `states` are the bytes that the parameters and gradients need at least on a rank, where they leave no
-    candidate.
+    smallest peak first; `priced` all that were priced, best first. `excluded` counts by reason; `pruned` by bound. `cut_short`
+    is true where more candidates may fit, and were not dry-run because that takes long. `complete` is false after Ctrl-C.
+    `states` are the bytes that the parameters and gradients need at least on a rank, where they leave no candidate.
     """
 
     total: int = 0
@@ -28,6 +28,7 @@ class SearchResult:
     results: list[TracedWhole] = field(default_factory=list)
     too_large: list[TracedWhole] = field(default_factory=list)
     failed: list[NotTraced] = field(default_factory=list)
+    cut_short: bool = False
     complete: bool = True
     states: int = 0
 

@@ -58,7 +58,7 @@ SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
 EFFORT = 60
-"""Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
+"""Layers that the dry runs of the best candidates may step through in all, beyond those that are asked for."""
 
 
 class Search:
@@ -320,7 +320,8 @@ class Search:
                 cost = effort(price.candidate, self.run_of_layers)
                 if spent + cost > EFFORT:
                     on_the_way.finish_all()
-                    if len(found.results) >= 2:
+                    if len(found.results) >= task.asked:
+                        found.cut_short = True
                         continue
                 started, spent = started + 1, spent + cost
                 self.tell(f"dry run {started}: {price.candidate.words()}")

@@ -99,6 +99,11 @@ def write_found(
             for at, one in enumerate(found.results[:top])
         ]
         write(screen, Text("best", "bold"), COLUMNS, rows)
+        if found.cut_short and len(rows) < top:
+            _print(
+                screen,
+                f"  fewer than {top}, because dry runs of this model take long: `--top {top}` makes as many",
+            )
         screen.print()
         _list(screen, "what binds", reasons.binds(found, task))
     _list(screen, "does not fit", [reasons.too_large(one, task) for one in found.too_large[:3]])

@@ -32,7 +32,8 @@ NAME = "found"
 class SearchTask:
     """`base` is the configuration on one rank, from `overrides`, which a run of a found preset repeats, and from what is `given`
     of the key `parallel`, which stands in every preset. `memory` are the bytes that a rank may hold; `traced` is the number of
-    candidates that are traced whole. With `front`, so are some that are slower and hold less.
+    candidates that are traced whole, if that is no long work, and `asked` those that are in any case. With `front`, so are some
+    that are slower and hold less.
     """
 
     base: Setup
@@ -45,6 +46,7 @@ class SearchTask:
     config_dir: str | None = None
     config_name: str = "train"
     traced: int = 10
+    asked: int = 2
     front: bool = False
 
     def setup_of(self, text: str, candidate: Candidate) -> Setup:
@@ -66,9 +68,10 @@ def read_task(
     config_dir: str | None = None,
     config_name: str = "train",
     front: bool = False,
+    asked: int | None = None,
 ) -> SearchTask:
     """The task of a command line. `overrides` are those of a run, and `gpus=N`; `memory` are the bytes that a rank may hold,
-    by default nine tenths of the device's; `front` as in `SearchTask`. Raises PlanError.
+    by default nine tenths of the device's; `front` and `asked` as in `SearchTask`, `asked` 2 to 10. Raises PlanError.
     """
     limits, rest = read_within(within, overrides)
     gpus, rest = _gpus(rest)
@@ -101,6 +104,7 @@ def read_task(
         config_dir,
         config_name,
         front=front,
+        asked=min(max(asked or 0, SearchTask.asked), SearchTask.traced),
     )
 
 

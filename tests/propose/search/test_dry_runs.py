@@ -33,7 +33,11 @@ def _traced_whole(one: Candidate, peak: int) -> TracedWhole:
 
 
 def _dry_run(
-    monkeypatch: pytest.MonkeyPatch, factor: float, priced: Sequence[Estimate] = PRICED, side_by_side: int = 1
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float,
+    priced: Sequence[Estimate] = PRICED,
+    side_by_side: int = 1,
+    asked: int = 2,
 ) -> SearchResult:
     """A search whose dry runs need `factor` times the estimate."""
     estimated = {one.candidate: one.peak for one in priced}
@@ -49,7 +53,7 @@ def _dry_run(
     search: Any = object.__new__(run.Search)
     search.found, search.refused, search.run_of_layers = SearchResult(priced=list(priced)), {}, None
     search.model, search.tell, search.preset = None, lambda _: None, lambda *_: ""
-    search._trace_best(SimpleNamespace(memory=100, traced=10), None)
+    search._trace_best(SimpleNamespace(memory=100, traced=10, asked=asked), None)
     return search.found
 
 
@@ -118,3 +122,13 @@ def test_what_is_too_large_by_estimate_waits_for_a_like_candidate(monkeypatch: p
     priced = [Estimate(RING, 1.0, 105), Estimate(GATHER, 2.0, 104)]
     found = _dry_run(monkeypatch, 1.0, priced, side_by_side=2)
     assert [one.candidate for one in found.too_large] == [RING]
+
+
+@pytest.mark.parametrize("asked", [2, 3, 4])
+@pytest.mark.parametrize("side_by_side", [1, 2])
+def test_as_many_are_dry_run_as_are_asked_for_however_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, side_by_side: int, asked: int
+) -> None:
+    monkeypatch.setattr(run, "EFFORT", 0)
+    found = _dry_run(monkeypatch, 0.5, side_by_side=side_by_side, asked=asked)
+    assert [one.candidate for one in found.results] == [one.candidate for one in PRICED[:asked]]

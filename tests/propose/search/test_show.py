@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.found import SearchResult
 from parallelizer.propose.search.show import _amount, write_found
+from parallelizer.propose.search.truth import TracedWhole
+from parallelizer.simulate.time.predict import StepTime
 
 
 def _shown(found: SearchResult, memory: int, width: int = 60) -> list[str]:
@@ -43,3 +46,11 @@ def test_an_interrupted_search_without_a_result_promises_none() -> None:
 
 def test_small_amounts_have_three_digits_that_count() -> None:
     assert [_amount(x) for x in (0.0061912, 0.0, 12.3456, 1234.5)] == ["0.00619", "0.00", "12.35", "1,234.50"]
+
+
+def test_a_search_that_shows_fewer_to_save_time_says_how_to_get_more() -> None:
+    time = StepTime("H100", 1, 1, 1, {"gemm": 1.0}, {}, {}, {}, 1, 0, 0, 1e15, 4096, 4)
+    one = TracedWhole(Candidate(dp_shard=4), 2**30, {}, time)
+    for cut_short in (True, False):
+        lines = " ".join(_shown(SearchResult(results=[one], cut_short=cut_short), 2**31, width=100))
+        assert ("`--top 5` makes as many" in lines) is cut_short
