@@ -5,7 +5,7 @@ The compiler is a loop over `PASSES`. It reads the model (on the meta device or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -17,7 +17,7 @@ from parallelizer.compiler.experts import share_experts
 from parallelizer.compiler.match import match
 from parallelizer.compiler.pipeline.divide import divide
 from parallelizer.compiler.resolve import resolve, shard_data
-from parallelizer.diagnostics.diagnostic import PlanError, has_errors, in_order
+from parallelizer.diagnostics.diagnostic import PlanError, in_order
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import SLOTS, Mesh, Option, Plan, StyleDefaults
 from parallelizer.language.routing import BALANCED, Routing
@@ -38,6 +38,7 @@ def compile(
     pipeline: Pipeline | None = None,
     routing: Routing = BALANCED,
     force: bool = False,
+    unsure: Collection[str] = (),
 ) -> Program:
     """Compile a plan for a model on a mesh.
 
@@ -47,7 +48,8 @@ def compile(
     are the settings of the pipeline where the mesh has an axis `pp` above 1, which also needs a workload. `routing` is
     what dry runs assume of the tokens of experts. Raises
     PlanError with all findings of the stage that failed; the model is unchanged. With `force`, errors of
-    `check` are returned in the program instead, to find out whether they were right.
+    `check` are returned in the program instead, to find out whether they were right; without it, so are those whose codes are all
+    in `unsure`.
     """
     sizes = describe(mesh) if isinstance(mesh, DeviceMesh) else mesh
     state = Compilation(plan, model, sizes, workload, defaults or {}, max_unsharded, pipeline)
@@ -57,7 +59,8 @@ def compile(
         for step in stage:
             step(state)
         # What comes after would only report consequences.
-        if has_errors(state.diagnostics) and not (force and check in stage):
+        errors = {one.code for one in state.diagnostics if one.severity == "error"}
+        if errors and not (check in stage and (force or errors <= set(unsure))):
             raise PlanError(state.diagnostics)
     return Program(
         _settled(plan, state),

@@ -175,11 +175,9 @@ class Setup:
             routing=self.routing,
         )
         try:
-            program = compiled(force=force)
+            program = compiled(force=force, unsure=unsure)
         except PlanError as error:
-            if not {one.code for one in error.diagnostics if one.severity == "error"} <= set(unsure):
-                raise PlanError(map(self._placed, error.diagnostics)) from None
-            program = compiled(force=True)
+            raise PlanError(map(self._placed, error.diagnostics)) from None
         unable = tuple(float8_hardware(program, self.hardware))
         if unable and not force:
             raise PlanError(unable)

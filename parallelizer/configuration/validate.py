@@ -4,7 +4,7 @@ the certificate: `pz.validate`, the command `validate` and the training recipe a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ def validate(
     loss: Loss | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
     pipeline: Pipeline | None = None,
+    unsure: Collection[str] = (),
 ) -> tuple[Diagnostic, ...]:
     """All findings of `parallelizer validate` for a setup, or for a model under a plan on a mesh: notes,
     then warnings, then errors, each sorted by position.
@@ -44,17 +45,18 @@ def validate(
     `pipeline` the schedule of one with `pp`. With a `workload`, batch, sequence and heads are checked as well. With
     `loss(output, batch)` too, one step is followed and one is traced on simulated ranks, which finds errors that no file
     shows. This forks the process, which must not have a process group; one that has used CUDA starts new processes instead,
-    for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
+    for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh. The step runs in
+    spite of errors whose codes are all in `unsure`.
     """
     try:
         if isinstance(subject, Setup):
             model = subject.build_model()
-            return validated(subject, subject.compile(model), model).found
+            return validated(subject, subject.compile(model, unsure=unsure), model).found
         if plan is None or mesh is None:
             raise ValueError("validating a model needs a plan and a mesh: validate(model, plan, mesh)")
         plan = plan if isinstance(plan, Plan) else load_plan(str(plan))
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
-        return _validate_model(subject, plan, mesh, workload, loss, defaults, pipeline)
+        return _validate_model(subject, plan, mesh, workload, loss, defaults, pipeline, unsure)
     except PlanError as error:
         return error.diagnostics
 
@@ -128,6 +130,7 @@ def _validate_model(
     loss: Loss | None,
     defaults: Mapping[str, StyleDefaults] | None,
     pipeline: Pipeline | None,
+    unsure: Collection[str],
 ) -> tuple[Diagnostic, ...]:
     from parallelizer.compiler.compile import compile as compile_plan
     from parallelizer.simulate.meta_copy import meta_copy
@@ -136,7 +139,9 @@ def _validate_model(
     from parallelizer.styles.experts.stack import stack_experts
 
     model = stack_experts(meta_copy(model), plan)
-    program = compile_plan(plan, model, mesh, workload=workload, defaults=defaults, pipeline=pipeline)
+    program = compile_plan(
+        plan, model, mesh, workload=workload, defaults=defaults, pipeline=pipeline, unsure=unsure
+    )
     recipe = Recipe(workload, loss, _adamw, None) if workload is not None and loss is not None else None
     with validating_program(program, model, recipe) as finish:
         return finish().found

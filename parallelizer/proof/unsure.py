@@ -16,6 +16,8 @@ UNSURE = frozenset({"needs-whole", "local-positions", "fused-features"})
 """The codes of errors that a proof may settle."""
 
 VERIFY = "prove that it is right as it is: `parallelizer verify` with the same overrides"
+ASSERT = "prove that it is right as it is: `parallelizer.testing.assert_equivalent`"
+"""How to prove a setup, and a model that has none."""
 
 
 def only_unsure(found: Iterable[Diagnostic]) -> bool:
@@ -39,10 +41,12 @@ def settled(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     )
 
 
-def doubted(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The findings about a setup of which no proof is made: what a check was not sure of is a warning."""
+def doubted(found: Iterable[Diagnostic], prove: str = VERIFY) -> tuple[Diagnostic, ...]:
+    """The findings about a setup of which no proof is made: what a check was not sure of is a warning, whose help says how
+    to `prove` it.
+    """
     return in_order(
-        dataclasses.replace(one, severity="warning", help=f"{one.help or 'mend it'}; or {VERIFY}")
+        dataclasses.replace(one, severity="warning", help=f"{one.help or 'mend it'}; or {prove}")
         if one.code in UNSURE and one.severity == "error"
         else one
         for one in found

@@ -30,7 +30,7 @@ from parallelizer.proof.halves import unequal_halves
 from parallelizer.proof.quick import prove_quickly, unproven_difference
 from parallelizer.proof.subject import Subject
 from parallelizer.proof.tiny import proof_batch
-from parallelizer.proof.unsure import UNSURE, doubted, only_unsure, refused, settled
+from parallelizer.proof.unsure import ASSERT, UNSURE, doubted, only_unsure, refused, settled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,21 +99,23 @@ def validate(
     `not-equal`. Without a proof, one process compares what halves of a batch compute with what the whole batch computes: data
     ranks must not differ.
 
-    A model is looked at as it is, on meta or not, and left so; it is not proven (`parallelizer.testing.assert_equivalent`
-    does that), but a small one runs in this way on a batch of four rows. `plan` is a plan, its name or its path, `mesh` has
-    the sizes of axes, `pipeline` the schedule of one with `pp`. `workload` lets batch, sequence and heads be checked; with
-    `loss(output, batch)` too, one step is followed and one is traced on a fake world, which needs no ranks and finds what no
-    file can tell. Without them these checks do not run: `unchecked` of the result says so, and so does its text, which
-    `print` shows. The process forks for that: it must have no process group. One that has used CUDA starts new processes
-    instead, for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
+    A model is looked at as it is, on meta or not, and left so; it is not proven (`parallelizer.testing.assert_equivalent` does
+    that), and what a check is not sure of is a warning. A small one runs in this way on a batch of four rows. `plan` is a plan,
+    its name or its path, `mesh` has the sizes of axes, `pipeline` the schedule of one with `pp`. `workload` lets batch,
+    sequence and heads be checked; with `loss(output, batch)` too, one step is followed and one is traced on a fake world, which
+    needs no ranks and finds what no file can tell. Without them these checks do not run: `unchecked` of the result says so, and
+    so does its text, which `print` shows. The process forks for that: it must have no process group. One that has used CUDA
+    starts new processes instead, for which the model and the loss must pickle. Raises ValueError for a model without a plan or
+    a mesh.
     """
     if isinstance(subject, Setup) and prove:
         return _validated(check(subject).found)
     if isinstance(subject, Setup):
         return _validated(_unproven(subject))
     found = validate_unproven(
-        subject, plan, mesh, workload=workload, loss=loss, defaults=defaults, pipeline=pipeline
+        subject, plan, mesh, workload=workload, loss=loss, defaults=defaults, pipeline=pipeline, unsure=UNSURE
     )
+    found = doubted(found, ASSERT)
     wrong = None if has_errors(found) else _of_model(subject, plan, mesh, workload, loss)
     lacking = [f"`{name}`" for name, given in (("workload", workload), ("loss", loss)) if given is None]
     every = found if wrong is None else in_order((*found, wrong))

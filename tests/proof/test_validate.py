@@ -114,6 +114,14 @@ UNSURE = ("model.flipped=true", "parallel=cp2")
 """A check is not sure of this: a flip of a split sequence is an error to it, though another flip undoes it."""
 
 
+def test_what_a_check_is_not_sure_of_is_a_warning_about_a_model_without_a_configuration(folder: str) -> None:
+    flipped = setup(folder, *UNSURE)
+    given = (flipped.build_model(), flipped.plan, {"cp": 2})
+    found = pz.validate(*given, workload=flipped.workload, loss=flipped.loss())
+    [one] = [d for d in found if d.code == "needs-whole"]
+    assert one.severity == "warning" and "`parallelizer.testing.assert_equivalent`" in (one.help or "")
+
+
 @pytest.mark.parametrize(("overrides", "code"), [((), None), (UNSURE, "needs-whole")])
 def test_a_certificate_is_required_and_settles_what_a_check_is_not_sure_of(
     folder: str, overrides: tuple[str, ...], code: str | None
