@@ -380,16 +380,23 @@ def _matmul(call: Call) -> Lay | None:
     *bias, a, b = call.tensors()
     left, right, last = call.lay(a), call.lay(b), a.ndim - 1
     if isinstance(left, Terms) or isinstance(right, Terms):
-        return Terms() if not (left and right) and not bias else None
+        return _with_bias(call, bias, Terms()) if not (left and right) else None
     inner = [part is not None and part.dim == dim for part, dim in ((left, last), (right, last - 1))]
     if all(inner):
-        return _summed_over(call) if not bias else None
+        return _with_bias(call, bias, _summed_over(call))
     if any(inner):
         return None
     outer = [p for p in (left, right) if p is not None]
     if len({p.dim for p in outer}) > 1:
         raise NeedsWhole  # a rank would have only the block of its own rows and its own columns
     return outer[0] if outer else None
+
+
+def _with_bias(call: Call, bias: Sequence[Tensor], product: Lay) -> Lay:
+    """A product of terms, with what `addmm` adds to it: a whole bias would be in the sum once for each rank."""
+    if bias and not isinstance(call.lay(bias[0]), Terms):
+        raise NeedsWhole
+    return product
 
 
 def _attention(call: Call) -> Lay | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,24 +51,26 @@ class WholeNeeded:
 @dataclass(frozen=True)
 class TakenApart:
     """The sharded output features of `projection`, taken apart in `module` into parts of these `sizes` (empty where
-    only some were taken).
+    only some were taken), where they were split as one, or in other parts: `packed`.
     """
 
     projection: str
     module: str
     sizes: tuple[int, ...]
+    packed: tuple[int, ...] = ()
 
 
 class Wholes:
     """Follows parts of tensors from the border to DTensor, or from the batch, to what needs the whole of them; and features
     that a rule splits from the projection that makes them to what takes them apart (`taken_apart`).
 
-    What happens with gradients off is left alone: there our own autograd functions work, and torch's.
+    `packed` has the parts of the projections that are split part by part. What happens with gradients off is left alone:
+    there our own autograd functions work, and torch's.
     """
 
-    def __init__(self, varying: Varying, packed: Iterable[str] = ()) -> None:
+    def __init__(self, varying: Varying, packed: Mapping[str, tuple[int, ...]] | None = None) -> None:
         self.varying = varying
-        self.packed = frozenset(packed)
+        self.packed = packed or {}
         self.found: list[WholeNeeded] = []
         self.taken_apart: list[TakenApart] = []
 
@@ -103,8 +107,10 @@ class Wholes:
             try:
                 part = after(Call(func, args, made, lay_of, sums=False, features=True))
             except TakesApart as taken:
-                if projection not in [t.projection for t in self.taken_apart]:
-                    found = TakenApart(projection, self.varying.where(), taken.sizes)
+                packed = self.packed.get(projection, ())
+                known = projection in [t.projection for t in self.taken_apart]
+                if not known and not _between_parts(packed, taken.sizes):
+                    found = TakenApart(projection, self.varying.where(), taken.sizes, _in_proportion(packed))
                     self.taken_apart.append(found)
                 continue
             if part is not None:
@@ -160,6 +166,23 @@ class Wholes:
         return [found for index, found in enumerate(self.found) if f"needs {index}" in tags]
 
 
+def _between_parts(parts: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether features that a rank has a slice of each part of are taken apart between parts, as far as the sizes tell."""
+    if not parts or not sizes:
+        return bool(parts)
+    return _cuts(sizes, sum(parts)) <= _cuts(parts, sum(sizes))
+
+
+def _cuts(sizes: Sequence[int], scale: int) -> set[int]:
+    """The places between the sizes, times a scale."""
+    return {end * scale for end in itertools.accumulate(sizes)}
+
+
+def _in_proportion(parts: Sequence[int]) -> tuple[int, ...]:
+    divisor = math.gcd(*parts)
+    return tuple(part // divisor for part in parts)
+
+
 def features_from(projection: str, output: torch.Tensor) -> None:
     """Say that the last dimension of a tensor is a shard of the projection's output features."""
     setattr(output, _FEATURES, {projection: Part(output.ndim - 1, output.shape[-1])})
@@ -198,7 +221,8 @@ def watch_wholes(
     """Watch a forward of a batch that is split already. The model's buffers are left out: of a table that is split
     with the sequence, a forward takes the first rows, and these are the right ones.
     """
-    wholes = Wholes(varying, [a.module for a in program.of_slot("params") if a.packed])
+    packed = {a.module: next(iter(a.packed.values())).parts for a in program.of_slot("params") if a.packed}
+    wholes = Wholes(varying, packed)
     handles: list[RemovableHandle] = [*_mark_features(program, model, varying)]
     if SEQUENCE_AXIS in varying.watched:
         for name, entry in program.plan.batch.items():
@@ -217,7 +241,7 @@ def watch_wholes(
 
 
 def _mark_features(program: Program, model: nn.Module, varying: Varying) -> Iterator[RemovableHandle]:
-    """A rule splits the output features of a projection, and not part by part (`packed`): say so of what comes out of it."""
+    """A rule splits the output features of a projection: say so of what comes out of it."""
 
     def hook_of(path: str, axis: str, dim: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -232,7 +256,8 @@ def _mark_features(program: Program, model: nn.Module, varying: Varying) -> Iter
     for a in program.of_slot("params"):
         module = model.get_submodule(a.module)
         dims = feature_dims(module)
-        if dims is None or dims.rows or "weight" in a.packed:
+        packing = a.packed.get("weight")
+        if dims is None or dims.rows or (packing is not None and packing.dim != dims.outputs):
             continue
         for axis, placement in a.params.get("weight", {}).items():
             if placement.dim == dims.outputs and axis in varying.watched:

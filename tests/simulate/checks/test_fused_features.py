@@ -21,3 +21,27 @@ def test_a_fused_projection_that_is_not_packed_is_named(size: int) -> None:
         in diagnostic.message
     )
     assert diagnostic.help is not None and "packed: [1, 1, 1]" in diagnostic.help
+
+
+@pytest.mark.parametrize(
+    ("packed", "right"),
+    [
+        ("[1, 1, 1]", True),
+        ("[1, 1]", False),
+        ("[1, 2]", False),
+        ("[1, 2, 1]", False),
+        ("[48, 24, 48, 24]", False),
+    ],
+)
+def test_parts_that_the_forward_does_not_cut_between_are_named(packed: str, right: bool) -> None:
+    written = rule(f"blocks.*.attention.qkv: {{style: colwise, packed: {packed}}}")
+    wrong = found(*GPT, "parallel=tp2", written, small=False)
+    if right:
+        assert not wrong
+        return
+    (diagnostic,) = wrong
+    assert (diagnostic.code, diagnostic.severity) == ("fused-features", "error")
+    assert (
+        "cuts the output of blocks.{0,1}.attention.qkv into parts of 1:1:1, but `packed` splits parts of"
+        in (diagnostic.message)
+    )

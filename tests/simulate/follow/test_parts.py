@@ -203,6 +203,7 @@ NEEDED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "every third, of a run that three does not divide": (1, lambda x: x[:, ::3]),
     "a product by itself, then more": (2, lambda x: (x @ x.transpose(1, 2)).relu()),
     "a bias added to terms": (2, lambda x: x.sum(-1) + 1),
+    "a bias that a product adds to terms": (2, lambda x: torch.addmm(torch.ones(8).double(), x[0], x[0].t())),
     "terms squared": (2, lambda x: x.sum(-1) ** 2),
 }  # fmt: skip
 
@@ -222,6 +223,7 @@ TERMS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "a sum that is scaled": (2, lambda x: -x.sum(-1) / 3 * X[:, :, 0]),
     "a product over features": (2, lambda x: x @ x.transpose(1, 2)),
     "a product, seen otherwise": (2, lambda x: (x @ x.transpose(1, 2)).view(4, -1).unsqueeze(1).expand(4, 3, 64)),
+    "a product added to a sum": (2, lambda x: torch.addmm(x[0].sum(-1), x[0], x[0].t())),
     "two sums": (2, lambda x: x.sum(-1) + x.mul(2).sum(-1)),
 }  # fmt: skip
 
