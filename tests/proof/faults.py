@@ -903,20 +903,44 @@ FAULTS = (
 )
 
 
+PRESETS = ("fsdp2_tp2", "hsdp2x2", "cp2_tp2", "fsdp2_cp2_tp2", "pp2_fsdp2", "pp2_tp2", "pp2_cp2", "pp2_fsdp2_tp2",
+           "fsdp2_ep4_tp2")  # fmt: skip
+"""The presets of two and three axes."""
+
+
+def on_more_axes(fault: Fault) -> Iterator[Fault]:
+    """The same fault on every preset that has the axes of its own, and more. A mesh that has two axes for the data shares the
+    rows of `fsdp2` over both.
+    """
+    own = next((word.partition("=")[2] for word in fault.overrides if word.startswith("parallel=")), None)
+    if own is None or fault.by_ledger:
+        return
+    axes = set(own.split("_")) if own != "fsdp2_ep2" else {"fsdp2", "ep4"}
+    for preset in PRESETS:
+        if preset != own and axes <= set(preset.replace("hsdp2x2", "hsdp2x2_fsdp2").split("_")):
+            words = tuple(f"parallel={preset}" if w.startswith("parallel=") else w for w in fault.overrides)
+            yield dataclasses.replace(fault, name=f"{fault.name}, on {preset}", overrides=words)
+
+
 def main() -> None:
     """Run every fault, print how many are found, and write the table into a page where one is named."""
     parser = argparse.ArgumentParser(
         "python -m tests.proof.faults", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="only faults whose name contains this")
+    parser.add_argument("--wider", action="store_true", help="on presets of two and three axes")
     parser.add_argument("--write", metavar="PAGE", help="the page to write the table into")
     options = parser.parse_args()
-    chosen = [fault for fault in FAULTS if options.only in fault.name]
+    every = [wider for fault in FAULTS for wider in on_more_axes(fault)] if options.wider else FAULTS
+    chosen = [fault for fault in every if options.only in fault.name]
     rows, right = [], 0
     for fault in chosen:
         proof = proof_of(fault)
         found = proof.divergence
-        right += found_rightly(fault, proof)
+        rightly = found_rightly(fault, proof)
+        right += rightly
+        if options.wider:
+            print("right" if rightly else "WRONG", fault.name, found, sep=" | ", flush=True)
         where = f"`{found.module or 'the model'}`, {found.phase}" if found else "not found"
         rows.append(
             [fault.name, where, (found.axis if found else None) or "", found.description if found else ""]
