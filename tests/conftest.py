@@ -7,14 +7,9 @@ import os
 import signal
 
 import pytest
-import torch
-import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
 from hypothesis import settings
 
 from tests import left_out
-
-# Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
-torch.set_num_threads(1)
 
 # A shell ignores Ctrl-C in what it starts in the background, and every process of a test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +24,17 @@ settings.register_profile("drawn", deadline=None)
 settings.load_profile("same")
 
 gc.disable()  # until all is collected: modules and tests are no garbage
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import torch where tests run: pytest-xdist's first process only deals them out."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        return
+    import torch
+    import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
+
+    # Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
+    torch.set_num_threads(1)
 
 
 OF_PARTS = tuple(

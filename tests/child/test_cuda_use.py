@@ -205,7 +205,7 @@ def recorded(text: str, tmp_path: Path) -> str:
     return " ".join(lines)
 
 
-SMALL = ["model.dim=32", "model.n_layers=1", "model.hidden_dim=64", "train.seq_len=16", "parallel=fsdp2_tp2"]
+SMALL = ["model.dim=32", "model.n_layers=1", "model.hidden_dim=64", "train.seq_len=16", "parallel=tp2"]
 COMMAND = "from parallelizer.commands.main import main\nassert main({words}) == 0\n"
 RECIPE = """
 import sys

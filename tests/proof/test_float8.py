@@ -24,12 +24,14 @@ def proof_of(recipe: str, *overrides: str, dtype: str = "float64") -> Proof:
 
 
 PROVEN = [
-    (recipe, preset) for recipe in TORCHAO_NAMES for preset in ("fsdp2_tp2", "cp2_tp2", "pp2", "hsdp2x2")
+    (recipe, preset)
+    for recipe in TORCHAO_NAMES
+    for preset in ("fsdp2", "fsdp2_tp2", "cp2_tp2", "pp2", "hsdp2x2")
 ]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("case", chosen(PROVEN, [("tensorwise", "fsdp2_tp2")]), ids=" ".join)
+@pytest.mark.parametrize("case", chosen(PROVEN, [("tensorwise", "fsdp2")]), ids=" ".join)
 def test_sharded_float8_equals_unsharded_float8(case: tuple[str, str]) -> None:
     recipe, preset = case
     proof = proof_of(recipe, f"parallel={preset}", "plan=llama")
@@ -42,6 +44,7 @@ def test_sharded_float8_equals_unsharded_float8(case: tuple[str, str]) -> None:
 
 GATHERED = "layers.*: {style: fsdp, gather: float8}"
 MESHES: dict[str, tuple[str, ...]] = {
+    "fsdp2": ("parallel=fsdp2",),
     "fsdp2_tp2": ("parallel=fsdp2_tp2",),
     "hsdp2x2": ("parallel=hsdp2x2",),
     "fsdp3": ("parallel.mesh.dp_shard=3", "train.batch_size=6"),
@@ -51,7 +54,7 @@ MESHES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mesh", chosen(MESHES, ["fsdp2_tp2"]))
+@pytest.mark.parametrize("mesh", chosen(MESHES, ["fsdp2"]))
 def test_weights_that_are_gathered_in_float8_are_those_that_a_linear_would_cast(mesh: str) -> None:
     proof = gathered(*MESHES[mesh])
     assert proof.passed and proof.proven, text(proof)

@@ -31,7 +31,7 @@ def only(pattern: str, below: Path) -> Path:
 
 
 def test_one_folder_written_once_by_the_parent(here: Path) -> None:
-    ended = typed(*RUN, "parallel=fsdp2_tp2", cwd=here)
+    ended = typed(*RUN, "parallel=fsdp2", cwd=here)
     assert ended.status == 0, ended.err
     folder = only("outputs/*/*", here)
     assert entries(folder) == [
@@ -39,7 +39,7 @@ def test_one_folder_written_once_by_the_parent(here: Path) -> None:
     ]  # fmt: skip
     assert len(metrics(folder)) == 2
     config = OmegaConf.load(folder / ".hydra" / "config.yaml")
-    assert config.parallel.mesh.tp == config.parallel.mesh.dp_shard == 2
+    assert config.parallel.mesh.tp == 1 and config.parallel.mesh.dp_shard == 2
     assert config.train.steps == 2
     assert entries(here) == sorted(
         [
@@ -73,13 +73,13 @@ def test_a_dry_run_prints_and_leaves_nothing(here: Path) -> None:
 
 
 def test_a_sweep_over_presets(here: Path) -> None:
-    ended = typed("-m", *RUN, "parallel=single,tp2", cwd=here)
+    ended = typed("-m", *RUN, "parallel=single,fsdp2", cwd=here)
     assert ended.status == 0, ended.err
     folder = only("multirun/*/*", here)
     assert sorted(p.name for p in folder.iterdir()) == ["0", "1", "multirun.yaml"]
-    single, tp2 = (metrics(folder / job) for job in ("0", "1"))
-    assert [m["loss"] for m in tp2] == pytest.approx([m["loss"] for m in single], rel=1e-5)
-    assert OmegaConf.load(folder / "1" / ".hydra" / "config.yaml").parallel.mesh.tp == 2
+    single, fsdp2 = (metrics(folder / job) for job in ("0", "1"))
+    assert [m["loss"] for m in fsdp2] == pytest.approx([m["loss"] for m in single], rel=1e-5)
+    assert OmegaConf.load(folder / "1" / ".hydra" / "config.yaml").parallel.mesh.dp_shard == 2
 
 
 @pytest.mark.slow
@@ -160,7 +160,8 @@ def test_the_shell_completes() -> None:
 def test_rules_come_behind_the_plan_s_own(here: Path) -> None:
     ended = typed(
         *RUN,
-        "parallel=tp2",
+        "parallel=fsdp2",
+        "dry_run=true",
         'parallel.rules=["layers.0: checkpoint"]',
         'rules=["layers.1: {style: checkpoint, mode: selective}"]',
         cwd=here,
@@ -178,17 +179,21 @@ def test_rules_come_behind_the_plan_s_own(here: Path) -> None:
     ],
 )
 def test_a_layout_is_switched_everywhere(override: str, shown: str, here: Path) -> None:
-    ended = typed(*RUN, "parallel=tp2", override, cwd=here)
+    ended = typed(*RUN, "parallel=tp2", "dry_run=true", override, cwd=here)
     assert ended.status == 0, ended.err
     assert ended.out.count(shown) == 2
 
 
 def test_a_style_s_options_have_defaults_and_a_style_is_switched_off(here: Path) -> None:
     checkpoint = 'rules=["layers.*: checkpoint"]'
-    ended = typed(*RUN, "parallel=fsdp2", checkpoint, "++parallel.styles.fsdp.min_size=100", cwd=here)
+    ended = typed(
+        *RUN, "parallel=fsdp2", "dry_run=true", checkpoint, "++parallel.styles.fsdp.min_size=100", cwd=here
+    )
     assert ended.status == 0, ended.err
     assert "checkpoint" in ended.out and "(too small)" in ended.out
-    ended = typed(*RUN, "parallel=fsdp2", checkpoint, "++parallel.styles.checkpoint=null", cwd=here)
+    ended = typed(
+        *RUN, "parallel=fsdp2", "dry_run=true", checkpoint, "++parallel.styles.checkpoint=null", cwd=here
+    )
     assert ended.status == 0, ended.err
     assert "checkpoint" not in ended.out and "(too small)" not in ended.out
 
@@ -202,7 +207,7 @@ def test_a_plan_by_name_by_path_and_from_a_folder_of_one_s_own(here: Path) -> No
         ["plan=llama_tp", "dry_run=true"],
         ["plan=./mine.yaml", "dry_run=true"],
         [f"plan={here / 'mine.yaml'}", "dry_run=true"],
-        ["--config-dir=conf", "plan=whole"],
+        ["--config-dir=conf", "plan=whole", "dry_run=true"],
     ):
         ended = typed(*arguments, *RUN, "parallel=tp2", "model.n_layers=1", cwd=here)
         assert ended.status == 0, (arguments, ended.err)

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from parallelizer.runtime.checkpoint.folder import steps_in
 from parallelizer.runtime.checkpoint.loading import open_checkpoint
-from tests.recipes.runs import ROOT, SMALL, metrics, typed
+from tests.recipes.runs import ROOT, SMALL, metrics, run_here, typed
 
 pytestmark = pytest.mark.ranks
 
@@ -38,7 +38,7 @@ def losses(folder: Path) -> list[float]:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps on two ranks."""
     folder = tmp_path_factory.mktemp("four")
-    ended = typed(*RUN, "parallel=tp2", "train.steps=4", cwd=folder)
+    ended = typed(*RUN, "parallel=fsdp2", "train.steps=4", cwd=folder)
     assert ended.status == 0, ended.err
     return folder
 
@@ -51,9 +51,9 @@ def here(four: Path, tmp_path: Path) -> Path:
 
 
 def test_it_goes_on_under_another_preset_and_says_so(here: Path) -> None:
-    again = typed(*RUN, "parallel=fsdp2", "train.steps=7", cwd=here)
+    again = typed(*RUN, "parallel=tp2", "train.steps=7", cwd=here)
     assert again.status == 0, again.err
-    assert "resuming after step 4 from run/checkpoints/step_4, saved on tp=2" in again.out
+    assert "resuming after step 4 from run/checkpoints/step_4, saved on dp_shard=2" in again.out
     assert [m["step"] for m in metrics(here / "run")] == list(range(1, 8))
     assert steps_in(here / "run/checkpoints") == [4, 6, 7]
 
@@ -68,12 +68,17 @@ def test_a_checkpoint_has_the_fingerprint_of_the_proof(tmp_path: Path) -> None:
 
 
 def test_on_the_same_mesh_it_is_the_same_run_to_the_bit(tmp_path: Path) -> None:
-    steady = (*RUN, "parallel=fsdp2", "optim.final_ratio=1", "optim.warmup=1")
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
-    assert typed(*steady, "train.steps=5", cwd=tmp_path / "whole").status == 0
-    for steps in (2, 5):
-        assert typed(*steady, f"train.steps={steps}", cwd=tmp_path / "parts").status == 0
+    steady = (
+        "parallel=fsdp2",
+        "optim.final_ratio=1",
+        "optim.warmup=1",
+        "train.log_every=0",
+        "train.checkpoint_every=2",
+    )
+    for name, every in {"whole": (5,), "parts": (2, 5)}.items():
+        (tmp_path / name / "run").mkdir(parents=True)
+        for steps in every:
+            run_here(tmp_path / name / "run", *steady, f"train.steps={steps}")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     whole, parts = (
         flat(read_by_torch(tmp_path / name / "run/checkpoints/step_5")) for name in ("whole", "parts")
@@ -111,7 +116,7 @@ def test_another_mesh_gives_the_same_losses_to_rounding(tmp_path: Path) -> None:
 
 def test_a_finished_run_says_so_and_changes_nothing(here: Path) -> None:
     before = losses(here)
-    ended = typed(*RUN, "parallel=tp2", "train.steps=4", cwd=here)
+    ended = typed(*RUN, "parallel=fsdp2", "train.steps=4", cwd=here)
     assert ended.status == 0 and "no step was left to train: all 4 are done" in ended.out
     assert losses(here) == before and steps_in(here / "run/checkpoints") == [2, 4]
 
@@ -128,7 +133,7 @@ def test_a_finished_run_says_so_and_changes_nothing(here: Path) -> None:
 def test_what_does_not_fit_is_told_before_a_rank_starts(
     words: tuple[str, ...], code: str, said: str, here: Path
 ) -> None:
-    ended = typed(*RUN, "parallel=tp2", "train.steps=6", *words, cwd=here)
+    ended = typed(*RUN, "parallel=fsdp2", "train.steps=6", *words, cwd=here)
     assert ended.status == 1 and f"error[{code}]" in ended.err and said in " ".join(ended.err.split())
     assert "Traceback" not in ended.err and len(losses(here)) == 4
 
@@ -137,7 +142,7 @@ def test_what_begins_anew_goes_on_all_the_same_when_its_job_is_queued_again(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    ended = typed(*RUN, "parallel=tp2", "train.steps=5", "train.resume=never", cwd=here)
+    ended = typed(*RUN, "parallel=fsdp2", "train.steps=5", "train.resume=never", cwd=here)
     assert ended.status == 0 and "resuming after step 4" in ended.out
 
 
@@ -149,7 +154,7 @@ def test_a_damaged_newest_one_is_passed_over_and_a_named_one_refused(here: Path)
     part.write_bytes(content)
     named = typed(*RUN, "train.checkpoint_dir=other", f"train.resume={newest}", "train.steps=6", cwd=here)
     assert named.status == 1 and "error[checkpoint-damaged]: __1_0.distcp holds other bytes" in named.err
-    ended = typed(*RUN, "parallel=tp2", "train.steps=6", cwd=here)
+    ended = typed(*RUN, "parallel=fsdp2", "train.steps=6", cwd=here)
     assert ended.status == 0 and "warning[checkpoint-damaged]" in ended.err
     assert "resuming after step 2" in ended.out and [m["step"] for m in metrics(here / "run")] == [
         *range(1, 7)
@@ -207,10 +212,10 @@ def test_every_family_goes_on_under_another_preset(model: str, tmp_path: Path) -
 
 
 def test_what_differs_from_the_checkpoint_is_told_in_a_line(here: Path) -> None:
-    again = typed(*RUN, "parallel=fsdp2", "train.steps=5", "optim.lr=1e-4", cwd=here)
+    again = typed(*RUN, "parallel=fsdp4", "train.steps=5", "optim.lr=1e-4", cwd=here)
     [line] = [line for line in again.out.splitlines() if line.startswith("changed since the checkpoint")]
-    assert "mesh tp=2 -> dp_shard=2" in line and "-> 0.0001" in line
-    same = typed(*RUN, "parallel=fsdp2", "train.steps=6", "optim.lr=1e-4", cwd=here)
+    assert "mesh dp_shard=2 -> dp_shard=4" in line and "-> 0.0001" in line
+    same = typed(*RUN, "parallel=fsdp4", "train.steps=6", "optim.lr=1e-4", cwd=here)
     assert "resuming after step 5" in same.out
     assert (
         "changed since the checkpoint: train.steps 5 -> 6 (over which the learning rate is scheduled)\n"
