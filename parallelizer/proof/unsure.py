@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, in_order
 
-UNSURE = frozenset({"needs-whole", "local-positions", "fused-features"})
+UNSURE = frozenset({"needs-whole", "local-positions", "fused-features", "other-size"})
 """The codes of errors that a proof may settle."""
 
 VERIFY = "prove that it is right as it is: `parallelizer verify` with the same overrides"

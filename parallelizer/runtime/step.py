@@ -82,11 +82,11 @@ def train_step(
     they have states and no hooks: `optimizer.step()` is called, and changes nothing. For any other optimizer,
     and in its first step, the host reads one value before it.
 
-    Whoever reads a `Step` while the device computes the next one gives that one `after`, the step before: if
-    it was not applied, this one is not either, and has `Step.skipped.follows`. So whatever is found one step
-    late, parameters, buffers and the optimizer are as they were before the step that was not finite. A step that
-    was read, and may be left out alone, is not given: every step behind it would be left out too. `after` goes
-    with `skip_nonfinite`, else ValueError is raised.
+    A loop that reads a `Step` while the device computes the next one passes the earlier step as `after`: if it was not
+    applied, this one is not either, and has `Step.skipped.follows`. Parameters, buffers and the optimizer are then as
+    they were before the step that was not finite, although it is found one step late. Do not pass a step that was read
+    already: if it was left out, every later step would be left out too. `after` needs `skip_nonfinite`; without it
+    ValueError is raised.
 
     `words`, whole numbers that ranks tell each other, travel with this all-reduce: `Step.words` has the
     greatest of each over all ranks. It is None without `skip_nonfinite`, and where the model does not have

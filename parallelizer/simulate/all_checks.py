@@ -27,6 +27,7 @@ from parallelizer.simulate.checks.missing_buffers import missing_buffers
 from parallelizer.simulate.checks.multi_hop_redistribution import multi_hop_redistribution
 from parallelizer.simulate.checks.needs_whole import needs_whole
 from parallelizer.simulate.checks.optimizer_collectives import optimizer_collectives
+from parallelizer.simulate.checks.other_size import other_size
 from parallelizer.simulate.checks.redundant_redistribution import redundant_redistribution
 from parallelizer.simulate.checks.replicated_logits import replicated_logits
 from parallelizer.simulate.checks.replicated_sum import replicated_sum
@@ -83,6 +84,7 @@ def check_followed(followed: Followed) -> tuple[Diagnostic, ...]:
     found = [one for check in ON_THE_WAY for one in check(followed)]
     if followed.flow.failure is None:
         found += [one for check in AT_THE_END for one in check(followed)]
+        found = found or list(other_size(followed))  # what is found otherwise makes other sizes too
     elif followed.alone is not None:
         found.append(fails_without_the_plan(followed.alone, followed.places))
     elif not found:

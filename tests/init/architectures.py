@@ -240,16 +240,71 @@ NEXT: dict[str, dict[str, object]] = {
 """45 more, which were listed before any change was made for them."""
 
 
+_TEXT = {**_GATED, **_ENDS, "attention_dropout": 0}
+
+NAMED: dict[str, dict[str, object]] = {
+    # norms over a width that is split
+    "olmo3": {**_GROUPED, **_ENDS, "sliding_window": 8},
+    "stablelm, norms of heads": {"model_type": "stablelm", **_GROUPED, **_ENDS, "qk_layernorm": True, "hidden_dropout": 0},
+    "cohere, norms of heads": {"model_type": "cohere", **_GROUPED, **_ENDS, "use_qk_norm": True},
+    # mixtures
+    "granitemoe": {**_GROUPED, **_ENDS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax": {
+        **_SHARED_HEADS, **_ENDS, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "dbrx": {
+        "vocab_size": 256, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256,
+        "attn_config": "{kv_n_heads: 2}",
+        "ffn_config": "{hidden_size: 32, ffn_hidden_size: 16, moe_num_experts: 4, moe_top_k: 2}",
+    },
+    # encoders, and models whose first input is no token
+    "roberta": {**_GATED, **_NO_DROPOUT_ENCODER, "pad_token_id": 1, "auto": "AutoModelForMaskedLM"},
+    "dinov2": {
+        **{key: value for key, value in _IMAGES.items() if key != "intermediate_size"}, **_NO_DROPOUT_ENCODER,
+        "mlp_ratio": 2, "auto": "AutoModelForImageClassification",
+    },
+    "clip_vision_model": {**_IMAGES, "auto": "AutoModel"},
+    "clip_text_model": {**_TEXT, "auto": "AutoModel"},
+    "whisper": {
+        **_PAIRS, **_ENDS, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 256,
+        "decoder_start_token_id": 2, "auto": "AutoModelForSpeechSeq2Seq",
+    },
+    "t5": {
+        "vocab_size": 256, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0,
+        "decoder_start_token_id": 0, "auto": "AutoModelForSeq2SeqLM",
+    },
+    # hybrids
+    "bamba": {
+        **_GROUPED, **_ENDS, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1,
+        "mamba_d_state": 8, "mamba_chunk_size": 8,
+    },
+    "jamba": {
+        **_GROUPED, **_ENDS, "num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+    },
+    "mamba2": {
+        "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8,
+        "n_groups": 1, "chunk_size": 8, **_ENDS,
+    },
+    "qwen3_next": {
+        **_SHARED_HEADS, **_FEW, "shared_expert_intermediate_size": 16, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"],
+    },
+}  # fmt: skip
+"""Architectures that are known to be hard, for one reason each."""
+
+
 def overrides(name: str) -> list[str]:
     """The overrides that configure an architecture, without its plan."""
     sizes = ["train.batch_size=8", "train.seq_len=64"]
     if name in OWN:
         return [f"model={OWN[name]}", *sizes]
-    settings = {**(HUGGING_FACE.get(name) or UNSEEN.get(name) or NEXT[name])}
-    auto = settings.pop("auto", None)
+    settings = {**(HUGGING_FACE.get(name) or UNSEEN.get(name) or NAMED.get(name) or NEXT[name])}
+    auto, kind = settings.pop("auto", None), settings.pop("model_type", name)
     config = ", ".join(f"{key}: {_word(value)}" for key, value in settings.items())
     chosen = [f"model.auto={auto}"] if auto else []
-    return ["model=hf", f"model.config={{model_type: {name}, {config}}}", *chosen, *sizes]
+    return ["model=hf", f"model.config={{model_type: {kind}, {config}}}", *chosen, *sizes]
 
 
 def _word(value: object) -> str:

@@ -1,5 +1,5 @@
 """How many architectures `init` writes a plan for that is proven as it stands: `python -m tests.init.survey`, and
-`--unseen` and `--next` for architectures that nothing was tuned to.
+`--unseen` and `--next` for architectures that nothing was tuned to, `--named` for those that are known to be hard.
 
 For each architecture, in a process of its own: `init` proposes a plan in its usual time, and `verify` proves it, untouched, on
 every mesh below in float64. A mesh whose axis the plan leaves out, and says why, has "left out" instead.
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.init.architectures import CONF, NAMES, NEXT, UNSEEN, overrides
+from tests.init.architectures import CONF, NAMED, NAMES, NEXT, UNSEEN, overrides
 
 MESHES: dict[str, dict[str, int]] = {
     "tp2": {"tp": 2},
@@ -225,6 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="do not take rows from there")
     parser.add_argument("--unseen", action="store_true", help="the architectures that nothing was tuned to")
     parser.add_argument("--next", action="store_true", help="the 45 that were listed after those")
+    parser.add_argument("--named", action="store_true", help="those that are known to be hard")
     parser.add_argument(
         "--seconds",
         type=float,
@@ -250,11 +251,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--kept", action="store_true", help="run nothing: what has no row there is `not run`")
     arguments = parser.parse_args(argv)
-    if unknown := [name for name in arguments.names if name not in (*NAMES, *UNSEEN, *NEXT)]:
+    if unknown := [name for name in arguments.names if name not in (*NAMES, *UNSEEN, *NEXT, *NAMED)]:
         parser.error(f"there is no architecture {', '.join(unknown)}")
     kept = Path(arguments.results)
     rows = {r["name"]: r for r in json.loads(kept.read_text())} if kept.exists() else {}
-    names = arguments.names or (UNSEEN if arguments.unseen else NEXT if arguments.next else NAMES)
+    lists = {"unseen": UNSEEN, "next": NEXT, "named": NAMED}
+    part = next((part for part in lists if getattr(arguments, part)), "survey")
+    names = arguments.names or lists.get(part, NAMES)
     context = multiprocessing.get_context("spawn")
     for name in names:
         if name in rows and set(arguments.mesh) <= set(rows[name]["cells"]) and not arguments.again:
@@ -276,7 +279,6 @@ def main(argv: list[str] | None = None) -> int:
             print(f"    {sentence}", flush=True)
     chosen = [rows[name] for name in names]
     if arguments.write:
-        part = "unseen" if arguments.unseen else "next" if arguments.next else "survey"
         part = "again" if arguments.names else part
         page = PAGE.read_text()
         begin, finish = BEGIN.format(part), END.format(part)

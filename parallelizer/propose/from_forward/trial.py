@@ -127,8 +127,8 @@ class Trials:
         draws = (d for d in flow.draws if d.axis in TENSOR_AXES) if flow is not None else ()
         drawn = tuple(dict.fromkeys(path for d in draws for path in flow.paths(d.module))) if flow else ()
         errors = {d.code for d in validation.found if d.severity == "error"}
-        # Where a rank has one group of heads, its dimension of 1 may be taken for features: the proof knows.
-        wrong = None if errors == {"fused-features"} else _sentence(validation.found)
+        # Of sizes these checks are not sure (a dimension of one group of heads may be taken for features): the proof knows.
+        wrong = None if errors and errors <= {"fused-features", "other-size"} else _sentence(validation.found)
         return _Tried(wrong, drawn=drawn)
 
     def _proof(self, setup: Setup) -> str | None:

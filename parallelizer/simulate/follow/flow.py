@@ -39,6 +39,7 @@ from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.step import Loss, outcome_for_loss
 from parallelizer.simulate.collectives import axes_by_ranks, expert_meshes
 from parallelizer.simulate.fake_world import enter_fake_world, raises_anywhere, remedy
+from parallelizer.simulate.follow import beside
 from parallelizer.simulate.follow.attention_shapes import OtherShape, watch_attention, whole_attention
 from parallelizer.simulate.follow.counted_positions import LocalPositions
 from parallelizer.simulate.follow.parts import Part
@@ -139,6 +140,7 @@ class FollowedStep:
     taken_apart: list[TakenApart] = field(default_factory=list)
     wholes: list[WholeNeeded] = field(default_factory=list)
     shapes: list[OtherShape] = field(default_factory=list)
+    other_sizes: list[beside.OtherSize] = field(default_factory=list)
     failure: StepFailure | None = None
     draws: list[EqualDraw] = field(default_factory=list)
     apart: list[ApartDraw] = field(default_factory=list)
@@ -214,6 +216,7 @@ class _Step:
     def run(self, workload: Workload, rows: int, loss: Loss) -> None:
         whole = workload.example(rows, workload.seq_len, "cpu")
         attention = whole_attention(self.program, self.model, workload, rows)
+        alone = beside.copy_alone(self.program, self.model)
         enter_fake_world(self.program.mesh.world_size, 0)
         mesh = build_mesh(self.program.mesh, "cpu")
         apply(self.program, self.model, mesh)
@@ -228,12 +231,14 @@ class _Step:
             for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
                 if isinstance(tensor, DTensor):
                     varying.sharded(tensor, name.rpartition(".")[0])
+        whole_calls = beside.calls_alone(alone, batch)
         with FlexAttention(), fake, varying:
             with (
                 self._staged("forward"),
                 watch_attention(self.program, attention, whole, batch, running) as self.flow.shapes,
                 watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
                 watch_wholes(self.program, self.model, batch, varying) as wholes,
+                beside.watch_sizes(self.program, whole_calls, varying, running) as other_sizes,
             ):
                 # Filled while forward runs, so that what was seen before a failure is there.
                 self.flow.positions, self.flow.attentions = positions, attentions
@@ -244,6 +249,7 @@ class _Step:
                 with self._staged("loss"):
                     total, _ = loss_sums(loss, output, batch)
                 self.flow.wholes = wholes.reaching(total)
+                self.flow.other_sizes = beside.reaching(other_sizes, varying, total)
                 self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
                 with self._staged("backward"):
                     total.backward()

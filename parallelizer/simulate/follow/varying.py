@@ -126,6 +126,11 @@ class Varying(TorchDispatchMode):
         if new:
             setattr(local, _TAGS, {**new, **self.tags(local)})
 
+    def mark(self, tensor: torch.Tensor, name: str) -> None:
+        """Mark what a call made: handed on like tags, to tell what it comes into."""
+        local = self._local(tensor)
+        setattr(local, _TAGS, {**self.tags(local), name: ""})
+
     def sharded(self, tensor: DTensor, module: str | None = None) -> None:
         """Tag the local part of a DTensor by its placements, since a module or the one that is running."""
         self.vary(tensor, _sharded_axes(tensor), self.where() if module is None else module)
