@@ -126,14 +126,16 @@ def calls_alone(alone: nn.Module | None, batch: Mapping[str, torch.Tensor]) -> C
 
 @contextmanager
 def watch_sizes(
-    program: Program, alone: Calls, varying: Varying, running: Running
+    program: Program, alone: Calls, varying: Varying, running: Running, seq_len: int
 ) -> Iterator[list[OtherSize]]:
-    """Watch a forward. What is yielded fills with calls that made no part of what the whole model made."""
+    """Watch a forward. What is yielded fills with calls that made no part of what the whole model made. A part of a sequence of
+    `seq_len` tokens is right wherever it is: what counts them is another check's.
+    """
     found: list[OtherSize] = []
     if not alone:
         yield found
         return
-    with _Compared(program, alone, varying, running, found):
+    with _Compared(program, alone, varying, running, seq_len, found):
         yield found
 
 
@@ -159,13 +161,20 @@ class _Compared(TorchFunctionMode):
     """
 
     def __init__(
-        self, program: Program, alone: Calls, varying: Varying, running: Running, found: list[OtherSize]
+        self,
+        program: Program,
+        alone: Calls,
+        varying: Varying,
+        running: Running,
+        seq_len: int,
+        found: list[OtherSize],
     ) -> None:
         super().__init__()
         self.sizes = {axis: program.mesh.sizes[axis] for axis in TENSOR_AXES if program.mesh.sizes[axis] > 1}
         # Of fewer key heads than ranks, each has a whole one.
         self.shared = any(a.options.get("replicate_kv") for a in program)
         self.alone, self.varying, self.running, self.found = alone, varying, running, found
+        self.seq_len = seq_len
         self.times: Counter[Key] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -223,6 +232,8 @@ class _Compared(TorchFunctionMode):
             if length == size * factor:
                 continue
             ratio = length // size if size and length % size == 0 else 0
+            if length == self.seq_len and ratio and math.prod(self.sizes.values()) % ratio == 0:
+                continue
             if self.shared and ratio and factor % ratio == 0:
                 continue
             ratio, left = divmod(ratio, factor)

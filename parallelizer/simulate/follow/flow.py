@@ -238,7 +238,9 @@ class _Step:
                 watch_attention(self.program, attention, whole, batch, running) as self.flow.shapes,
                 watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
                 watch_wholes(self.program, self.model, batch, varying) as wholes,
-                beside.watch_sizes(self.program, whole_calls, varying, running) as other_sizes,
+                beside.watch_sizes(
+                    self.program, whole_calls, varying, running, workload.seq_len
+                ) as other_sizes,
             ):
                 # Filled while forward runs, so that what was seen before a failure is there.
                 self.flow.positions, self.flow.attentions = positions, attentions

@@ -62,5 +62,13 @@ def test_a_rank_s_part_is_of_the_right_size(name: str) -> None:
     assert found(RIGHT[name], TP, "tp") == ()
 
 
-def test_over_data_and_sequences_nothing_is_compared() -> None:
-    assert found(lambda x: x / x.shape[1], TP, "tp") == ()
+SPLIT_STREAM = """rules:
+  up: {style: colwise, output: shard(1)}
+  down: {style: rowwise, input: shard(1)}
+"""
+
+
+def test_a_part_of_the_sequence_is_of_the_right_size() -> None:
+    """Places in it are what `local-positions` is about."""
+    found_there = found(lambda x: x + torch.arange(x.shape[1])[:, None] * 0.1, SPLIT_STREAM, "tp")
+    assert "other-size" not in [one.code for one in found_there]
