@@ -57,7 +57,7 @@ TEN = 10
 SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
-EFFORT = 60
+EFFORT = 120
 """Layers that the dry runs of the best candidates may step through in all, beyond those that are asked for."""
 
 
