@@ -56,6 +56,8 @@ KEPT = (
     "requires_grad_",
 )
 """What keeps it one of one value."""
+COPIES = ("expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile")
+"""What makes copies of the same values, as many as a rank has use for."""
 
 ARITHMETIC = (
     "add",
@@ -74,7 +76,7 @@ ARITHMETIC = (
 )
 """Functions whose numbers are compared, without underscores."""
 
-_OFF, _FILLED = "_parallelizer_other_size", "_parallelizer_filled"
+_OFF, _FILLED, _COPIED = "_parallelizer_other_size", "_parallelizer_filled", "_parallelizer_copied"
 
 Key = tuple[str, str, int, str]
 """The module that runs, the file and line of the model, and the function."""
@@ -191,11 +193,14 @@ class _Compared(TorchFunctionMode):
         filled = all(getattr(t, _FILLED, False) for t in read) and key[3] in (FILLED if not read else KEPT)
         filled = filled or key[3] in FILLED
         off = any(getattr(t, _OFF, False) for t in read)
-        if not off and not filled and index < len(known):
+        alike = not any(self.sizes.keys() & self.varying.tags(t).keys() for t in made)
+        copied = alike and (key[3] in COPIES or any(getattr(t, _COPIED, False) for t in read))
+        if not (off or filled or copied) and index < len(known):
             off = self._differs(key, made, _made(key, made, args), known[index])
         for tensor in made:
             setattr(tensor, _OFF, off)
             setattr(tensor, _FILLED, filled)
+            setattr(tensor, _COPIED, copied)
         return result
 
     def _differs(self, key: Key, made: Sequence[torch.Tensor], here: Made, whole: Made) -> bool:

@@ -36,6 +36,9 @@ RIGHT: dict[str, Own] = {
     "a scale of the whole": lambda x: x / 16,
     "a scale of a head": lambda x: (heads(x) / heads(x).shape[-1] ** 0.5).flatten(2),
     "one value of any width": lambda x: x * torch.ones(x.shape[-1]) + x.new_zeros(x.shape),
+    "one part for all heads": lambda x: (
+        x + x.new_ones(8).cumsum(0)[:4].expand(*heads(x).shape).transpose(1, 2).transpose(1, 2).flatten(2)
+    ),
     "heads first": lambda x: heads(x).transpose(1, 2).contiguous().transpose(1, 2).reshape(x.shape),
 }
 
