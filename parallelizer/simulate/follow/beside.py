@@ -43,18 +43,8 @@ DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
 FILLED = ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
           "new_full", "new_empty")  # fmt: skip
 """What makes a tensor of one value, which may have any length."""
-KEPT = (
-    "to",
-    "float",
-    "type_as",
-    "view",
-    "reshape",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "contiguous",
-    "requires_grad_",
-)
+KEPT = ("to", "float", "type_as", "view", "reshape", "unsqueeze", "squeeze", "contiguous", "requires_grad_", "__getitem__",
+        "narrow", "select", "chunk", "split", "unbind", "transpose", "permute", "flatten", "detach", "clone")  # fmt: skip
 """What keeps it one of one value."""
 COPIES = ("expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile")
 """What makes copies of the same values, as many as a rank has use for."""
@@ -190,11 +180,11 @@ class _Compared(TorchFunctionMode):
         read = _tensors((args, kwargs))
         if any(isinstance(t, DTensor) for t in (*read, *made)):
             return result
-        filled = all(getattr(t, _FILLED, False) for t in read) and key[3] in (FILLED if not read else KEPT)
-        filled = filled or key[3] in FILLED
         off = any(getattr(t, _OFF, False) for t in read)
         alike = not any(self.sizes.keys() & self.varying.tags(t).keys() for t in made)
-        copied = alike and (key[3] in COPIES or any(getattr(t, _COPIED, False) for t in read))
+        filled = key[3] in FILLED or (key[3] in KEPT and all(getattr(t, _FILLED, False) for t in read))
+        copied = key[3] in COPIES or any(getattr(t, _COPIED, False) for t in read)
+        filled, copied = alike and filled, alike and copied
         if not (off or filled or copied) and index < len(known):
             off = self._differs(key, made, _made(key, made, args), known[index])
         for tensor in made:

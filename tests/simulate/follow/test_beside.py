@@ -15,6 +15,13 @@ def other_scale(x: Tensor) -> Tensor:
     return x / x.shape[-1] + scale * 0
 
 
+def put_together(x: Tensor) -> Tensor:
+    made = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
+    made[..., : x.shape[-1]].copy_(x)
+    made[..., x.shape[-1] :].copy_(x.sin())
+    return made[..., : x.shape[-1]] + made[..., x.shape[-1] :]
+
+
 WRONG: dict[str, tuple[Own, str]] = {
     "a scale of a part": (
         lambda x: x / x.shape[-1],
@@ -39,6 +46,7 @@ RIGHT: dict[str, Own] = {
     "one part for all heads": lambda x: (
         x + x.new_ones(8).cumsum(0)[:4].expand(*heads(x).shape).transpose(1, 2).transpose(1, 2).flatten(2)
     ),
+    "put into an empty one": put_together,
     "heads first": lambda x: heads(x).transpose(1, 2).contiguous().transpose(1, 2).reshape(x.shape),
 }
 
