@@ -254,6 +254,9 @@ def _key(running: Running, func: Any, frame: FrameType | None) -> Key | None:
     """Where the model calls a function; None where a hook calls it, ours or torch's."""
     while frame is not None:
         file = frame.f_code.co_filename
+        if frame.f_code.co_name == "__torch_function__":  # another watcher hands the call on
+            frame = frame.f_back
+            continue
         if file.startswith(MODELS):
             break
         if file.startswith((DISTRIBUTED, OURS)):

@@ -235,12 +235,12 @@ class _Step:
         with FlexAttention(), fake, varying:
             with (
                 self._staged("forward"),
-                watch_attention(self.program, attention, whole, batch, running) as self.flow.shapes,
-                watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
-                watch_wholes(self.program, self.model, batch, varying) as wholes,
                 beside.watch_sizes(
                     self.program, whole_calls, varying, running, workload.seq_len
                 ) as other_sizes,
+                watch_attention(self.program, attention, whole, batch, running) as self.flow.shapes,
+                watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
+                watch_wholes(self.program, self.model, batch, varying) as wholes,
             ):
                 # Filled while forward runs, so that what was seen before a failure is there.
                 self.flow.positions, self.flow.attentions = positions, attentions
