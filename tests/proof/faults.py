@@ -1,7 +1,8 @@
 """Faults planted in the sharded run, each of which the proof must find, place and name.
 
 A fault is made by patching what the ranks run, after their plan was checked; the unsharded run never meets
-it. `python -m tests.proof.faults` runs all of them, and with --write docs/proving.md writes its table.
+it. `python -m tests.proof.faults` runs all of them, and with --write docs/proving.md writes its table;
+with --wider it plants them on presets of more axes.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from parallelizer import torch_private
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.diagnostics.diagnostic import Span
@@ -33,7 +32,7 @@ from parallelizer.diagnostics.package_folder import ROOT
 from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.runtime.step import outcome_for_loss
 from parallelizer.simulate.follow.parts import Part
-from parallelizer.simulate.follow.varying import Varying
+from parallelizer.simulate.follow.varying import Varying, tensors_in
 from parallelizer.simulate.follow.whole import lays_of
 from parallelizer.styles.application import Program
 
@@ -141,7 +140,7 @@ class _Noted(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = _tensors(result)
+        made = tensors_in(result)
         if made and (key := _key(self.running, func, sys._getframe(1))):
             self.calls.setdefault(key, []).append(_made(key, made, args))
         return result
@@ -171,13 +170,13 @@ class _Compared(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = _tensors(result)
+        made = tensors_in(result)
         key = _key(self.running, func, sys._getframe(1)) if made else None
         if key is None:
             return result
         index, known = self.times[key], self.alone.get(key, ())
         self.times[key] += 1
-        read = _tensors((args, kwargs))
+        read = tensors_in((args, kwargs))
         if any(isinstance(t, DTensor) for t in (*read, *made)):
             return result
         off = any(getattr(t, _OFF, False) for t in read)
@@ -270,7 +269,3 @@ def _key(running: Running, func: Any, frame: FrameType | None) -> Key | None:
         frame.f_lineno,
         getattr(func, "__name__", ""),
     )
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch_private.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -57,8 +57,13 @@ class TakesApart(Exception):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)
-        divisor = math.gcd(*sizes) if sizes else 1
-        self.sizes = tuple(size // max(1, divisor) for size in sizes)
+        self.sizes = in_proportion(sizes)
+
+
+def in_proportion(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The smallest whole numbers that are to each other as the sizes."""
+    divisor = max(1, math.gcd(*sizes))
+    return tuple(size // divisor for size in sizes)
 
 
 @dataclass(frozen=True)

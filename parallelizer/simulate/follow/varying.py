@@ -154,7 +154,7 @@ class Varying(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        read = _tensors((args, kwargs))
+        read = tensors_in((args, kwargs))
         self.operator, self._operands = str(func), read
         if any(issubclass(t, DTensor) for t in types):
             for tensor in read:
@@ -170,23 +170,24 @@ class Varying(TorchDispatchMode):
         if namespace in _COLLECTIVES and name in KINDS:
             tags = self._after_collective(KINDS[name], args, kwargs, tags)
             self._set(
-                [*_tensors(result), *_tensors(args[:1])] if namespace == "c10d" else _tensors(result), tags
+                [*tensors_in(result), *tensors_in(args[:1])] if namespace == "c10d" else tensors_in(result),
+                tags,
             )
             return result
         tags = EQUAL if name in _SHAPE_ONLY else {**tags, **self._cut_out()}
         for watcher in self.watchers if name not in _SHAPE_ONLY else ():
-            watcher(func, args, read, _tensors(result))
-        tags = self._drawn(func, args, read, [*_tensors(result), *_written(func, args)], tags)
+            watcher(func, args, read, tensors_in(result))
+        tags = self._drawn(func, args, read, [*tensors_in(result), *_written(func, args)], tags)
         if self.marks:
             tags, self.marks = {**tags, **self.marks}, {}
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-        self._set(_tensors(result), tags, made_of=read[0] if view and read else None)
+        self._set(tensors_in(result), tags, made_of=read[0] if view and read else None)
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._write(_tensors(value), tags)
+                self._write(tensors_in(value), tags)
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
-                self._write(_tensors(kwargs[argument.name]), tags)
+                self._write(tensors_in(kwargs[argument.name]), tags)
         return result
 
     def _drawn(
@@ -294,7 +295,10 @@ def _written(func: Any, args: Any) -> list[torch.Tensor]:
     """The tensors that an operator writes into."""
     pairs = zip(func._schema.arguments, args, strict=False)
     return [
-        t for a, value in pairs if a.alias_info is not None and a.alias_info.is_write for t in _tensors(value)
+        t
+        for a, value in pairs
+        if a.alias_info is not None and a.alias_info.is_write
+        for t in tensors_in(value)
     ]
 
 
@@ -303,7 +307,8 @@ def _sharded_axes(tensor: DTensor) -> list[str]:
     return [name for name, p in zip(names, tensor.placements, strict=False) if torch_private.is_sharded(p)]
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a call's arguments or results."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 

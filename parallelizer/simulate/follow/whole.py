@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,16 @@ from parallelizer import torch_private
 from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.plan import Flow
-from parallelizer.simulate.follow.parts import Call, Lay, NeedsWhole, Part, TakesApart, Terms, after
+from parallelizer.simulate.follow.parts import (
+    Call,
+    Lay,
+    NeedsWhole,
+    Part,
+    TakesApart,
+    Terms,
+    after,
+    in_proportion,
+)
 from parallelizer.simulate.follow.varying import SEQUENCE_AXIS, Varying
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.linears import feature_dims
@@ -110,7 +118,7 @@ class Wholes:
                 packed = self.packed.get(projection, ())
                 known = projection in [t.projection for t in self.taken_apart]
                 if not known and not _between_parts(packed, taken.sizes):
-                    found = TakenApart(projection, self.varying.where(), taken.sizes, _in_proportion(packed))
+                    found = TakenApart(projection, self.varying.where(), taken.sizes, in_proportion(packed))
                     self.taken_apart.append(found)
                 continue
             if part is not None:
@@ -176,11 +184,6 @@ def _between_parts(parts: Sequence[int], sizes: Sequence[int]) -> bool:
 def _cuts(sizes: Sequence[int], scale: int) -> set[int]:
     """The places between the sizes, times a scale."""
     return {end * scale for end in itertools.accumulate(sizes)}
-
-
-def _in_proportion(parts: Sequence[int]) -> tuple[int, ...]:
-    divisor = math.gcd(*parts)
-    return tuple(part // divisor for part in parts)
 
 
 def features_from(projection: str, output: torch.Tensor) -> None:
