@@ -90,6 +90,7 @@ def plan_document(
         "collectives": [row.as_json() for row in collective_rows(trace.ledger)] if trace else [],
         "ledger": [e.as_json() for e in trace.ledger] if trace else [],
         "memory": _memory(trace) if trace else None,
+        "memory_not_counted": sorted(trace.uncounted) if trace else [],
         "time": _time(time) if time else None,
         "precision": {**in_float8.as_json(), "seconds_without": full.seconds if full else None}
         if in_float8

@@ -291,10 +291,8 @@ class _Watcher:
                 tie(found[0], other)
             for atom in found:
                 if atom.kind == WHOLE:
-                    atom.refuse(
-                        f"attention combines its heads with heads that are not split: {atom.origin}",
-                        self.where,
-                    )
+                    origin = f": {atom.origin}" if atom.origin else ""
+                    atom.refuse(f"attention combines its heads with heads that are not split{origin}", self.where)
             if len(found) < 3:  # a single head cannot be split
                 for atom in found:
                     atom.refuse("there is only one key head", self.where)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parallelizer.diagnostics.units import size
-from parallelizer.report.capacity import NOT_COUNTED, VERDICTS, capacity
+from parallelizer.report.capacity import KERNELS_NOT_COUNTED, NOT_COUNTED, VERDICTS, capacity
 from parallelizer.report.rows.collectives import collective_rows
 from parallelizer.report.rows.memory import memory_rows
 from parallelizer.report.text import classes
@@ -110,6 +110,8 @@ def _memory(trace: Trace, device: str, hardware: Mapping[str, Any], console: Con
     _fits(trace, hardware, console)
     if device != "cpu" or hardware.get("memory_gib"):
         _say(console, NOT_COUNTED)
+    if trace.uncounted:
+        _say(console, f"{KERNELS_NOT_COUNTED} {', '.join(sorted(trace.uncounted))}.")
     console.print()
 
 

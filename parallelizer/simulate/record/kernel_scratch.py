@@ -1,14 +1,14 @@
-"""What CPU kernels allocate inside themselves, where no operator shows it: a small table, held to the
-allocator by a test.
+"""What CPU kernels allocate inside themselves, where no operator shows it: a table of the operators that training consists
+of, held to the allocator by a test, and for every other operator a call that is made once, on zeros, and watched.
 
-Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. A table
-cannot know what oneDNN takes for matrix products in 16 bits and for convolutions, which depends on the processor: such calls,
-where they are small, are made once, and watched.
+Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. A call that is too
+large to be made counts as if it allocated nothing, and its operator is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,10 @@ UNPROMOTED = ("copy_", "masked_fill", "masked_fill_", "where")
 REDUCED = (torch.bfloat16, torch.float16)
 
 LARGEST = 2**28
-"""Multiplications in the largest call that is made to see what it takes: some hundredths of a second."""
+"""Multiplications in the largest product that is made to see what it takes: some hundredths of a second."""
+
+MOST_ELEMENTS = 2**22
+"""Elements of the arguments and results of the largest other call that is made."""
 
 Call = tuple[Any, ...]
 """A call without its data: the operator's name, and its arguments with shape, strides and dtype for
@@ -49,6 +52,11 @@ class CudaScratch:
     def measure(self) -> None:
         """Nothing here has to be watched."""
 
+    @property
+    def uncounted(self) -> set[str]:
+        """None: what CUDA's kernels allocate is named as a whole, without their names."""
+        return set()
+
 
 def _flash_backward(q: torch.Tensor, k: torch.Tensor) -> int:
     """The gradient of the queries [T, H, D] in float32; with grouped heads also those of keys and values for each query head."""
@@ -58,44 +66,63 @@ def _flash_backward(q: torch.Tensor, k: torch.Tensor) -> int:
 
 
 class Scratch:
-    """What operators allocate beside their results. Calls that have to be watched count from the next
-    `measure` on; those that are too large count as what the table says of them, or nothing.
-    """
+    """What operators allocate beside their results. Calls that have to be watched count from the next `measure` on."""
 
     def __init__(self) -> None:
         self.watched: dict[Call, int] = {}
         self.unknown: dict[Call, Any] = {}
+        self.never: set[str] = set()
+
+    @property
+    def uncounted(self) -> set[str]:
+        """The operators that count as if they allocated nothing: calls that are too large to be watched, or whose results depend
+        on values, and those that were not measured yet.
+        """
+        return self.never | {_name(func) for func in self.unknown.values()}
 
     def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
         """What one call of an operator allocates beside its result."""
-        name = func._schema.name.split("::")[1]
-        multiplications = MULTIPLICATIONS.get(name)
-        if (
-            multiplications is not None
-            and (name in CONVOLUTIONS or _first_tensor(args).dtype in REDUCED)
-            and multiplications(args) <= LARGEST
-        ):
-            call = (
-                str(func),
-                tuple(map(_described, args)),
-                tuple((k, _described(v)) for k, v in kwargs.items()),
-            )
-            # DTensor's own questions for shapes may multiply dtypes that no kernel takes.
-            if call not in self.watched and not torch_private.propagates_shapes():
-                self.unknown[call] = func
-            return self.watched.get(call, 0)
+        name = _name(func)
+        product = MULTIPLICATIONS.get(name)
         kernel = KERNELS.get(name)
+        if product is not None and (kernel is None or _first_tensor(args).dtype in REDUCED):
+            if product(args) <= LARGEST:
+                return self._watched(func, args, kwargs)
+            if kernel is None and (name not in SELDOM or _first_tensor(args).dtype in REDUCED):
+                self.never.add(name)
+                return 0
         if kernel is not None:
             return kernel(args, kwargs, result)
         if torch.Tag.pointwise in func.tags and name not in UNPROMOTED:
             return _operands(func, args)
-        return 0
+        if not _may_take(func, name, args):
+            return 0
+        if any(tag in func.tags for tag in BY_VALUES) or _elements((args, kwargs, result)) > MOST_ELEMENTS:
+            self.never |= {name} - SELDOM
+            return 0
+        return self._watched(func, args, kwargs)
+
+    def _watched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        call = (str(func), _described(args), tuple((k, _described(v)) for k, v in kwargs.items()))
+        # DTensor's own questions for shapes may multiply dtypes that no kernel takes.
+        if call not in self.watched and not torch_private.propagates_shapes():
+            self.unknown[call] = func
+        return self.watched.get(call, 0)
 
     def measure(self) -> None:
         """Make each call that is not known yet, with zeros. To be called outside of every mode."""
         for call, func in self.unknown.items():
-            self.watched[call] = _watch(func, call)
+            try:
+                self.watched[call] = _watch(func, call)
+            except (RuntimeError, IndexError, ValueError):  # it does not take zeros: a batch without a valid row, say
+                self.watched[call] = 0
+                self.never.add(_name(func))
         self.unknown.clear()
+
+
+def _name(func: Any) -> str:
+    name: str = func._schema.name.partition("::")[2]
+    return name
 
 
 @dataclass(frozen=True)
@@ -110,24 +137,40 @@ class _Dense:
 def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _Dense(tuple(value.shape), value.stride(), value.dtype)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_described, value)) if isinstance(value, list | tuple) else value
 
 
 def _made(value: Any) -> Any:
     if isinstance(value, _Dense):
         return torch.empty_strided(value.shape, value.strides, dtype=value.dtype).zero_()
-    return list(value) if isinstance(value, tuple) else value
+    return list(map(_made, value)) if isinstance(value, tuple) else value
 
 
 def _watch(func: Any, call: Call) -> int:
-    args, kwargs = [_made(v) for v in call[1]], {k: _made(v) for k, v in call[2]}
+    args, kwargs = _made(call[1]), {k: _made(v) for k, v in call[2]}
     results: list[Any] = []
     total, peak = 0, 0
     for change in torch_private.allocations(lambda: results.append(func(*args, **kwargs))):
         total += change
         peak = max(peak, total)
-    made = results[0] if isinstance(results[0], tuple) else results
-    return peak - sum(t.untyped_storage().nbytes() for t in made if t is not None)
+    given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+    made = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(results)}
+    return max(0, peak - sum(size for storage, size in made.items() if storage not in given))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in torch_private.tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def _elements(values: Any) -> int:
+    return sum(t.numel() for t in _tensors(values))
+
+
+def _may_take(func: Any, name: str, args: tuple[Any, ...]) -> bool:
+    """Whether an operator computes from tensors: no view of them, nor the same for each tensor of a list."""
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    computes = func.namespace == "aten" and not name.startswith(("_foreach_", "_fused_")) and name not in NOTHING
+    return computes and not views and any(True for _ in _tensors(args))
 
 
 def _first_tensor(args: tuple[Any, ...]) -> torch.Tensor:
@@ -145,13 +188,14 @@ def _scores(first: int) -> Callable[[tuple[Any, ...]], int]:
 
 
 def _convolution(first: int) -> Callable[[tuple[Any, ...]], int]:
-    """Of a convolution whose input [batch, channels, ...] is argument `first`, and whose weight is the next: at most as many
-    places as the input has, each of which all of the weight is multiplied with.
+    """Of a convolution whose input [batch, channels, ...] is argument `first`, its weight the next, and its stride the third from
+    there: the weight is multiplied at every place of the input, or at those that the stride leaves.
     """
 
     def count(args: tuple[Any, ...]) -> int:
-        x, weight = args[first], args[first + 1]
-        return x.numel() // max(1, x.size(1)) * weight.numel() * (1 + first)
+        x, weight, stride, transposed = (args[first + at] for at in (0, 1, 3, 6))
+        steps = 1 if transposed else math.prod(stride) ** ((x.ndim - 2) // len(stride))
+        return x.numel() // max(1, x.size(1)) // steps * weight.numel() * (1 + first)
 
     return count
 
@@ -257,6 +301,24 @@ KERNELS: Mapping[str, Kernel] = {
     "_foreach_mul_": _foreach_number,
 }
 
+NOTHING = frozenset((
+    "cat", "clone", "copy_", "_to_copy", "_unsafe_view", "zeros_like", "empty_like", "ones_like", "full_like", "new_zeros",
+    "new_empty", "new_empty_strided", "new_full", "new_ones", "_assert_async", "fill_", "zero_", "set_", "resize_", "detach",
+    "lift_fresh", "embedding", "slice_backward", "select_backward", "arange", "stack", "argmax", "max", "min", "amax", "_local_scalar_dense",
+    "_softmax", "_log_softmax", "nll_loss_forward", "nll_loss_backward", "native_layer_norm", "constant_pad_nd",
+))  # fmt: skip
+"""Operators that allocate their results alone, whatever their arguments."""
+
+SELDOM = frozenset((
+    "_softmax_backward_data", "_log_softmax_backward_data", "embedding_dense_backward", "gather", "index", "index_put",
+    "index_put_", "index_select", "index_add", "index_add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "mm",
+    "addmm", "bmm", "baddbmm",
+))  # fmt: skip
+"""Operators that copy an argument whose strides do not suit them, and else allocate nothing: large ones count so."""
+
+BY_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+"""Of operators whose results depend on values, which zeros do not stand for."""
+
 MULTIPLICATIONS: Mapping[str, Callable[[tuple[Any, ...]], int]] = {
     "mm": _product,
     "addmm": _product,
@@ -267,7 +329,6 @@ MULTIPLICATIONS: Mapping[str, Callable[[tuple[Any, ...]], int]] = {
     "convolution": _convolution(0),
     "convolution_backward": _convolution(1),
 }
-"""The operators that are watched in 16 bits, and how many multiplications a call of them makes."""
-
-CONVOLUTIONS = ("convolution", "convolution_backward")
-"""Those that are watched in every dtype."""
+"""The operators whose work is more than their tensors, and how many multiplications a call of them makes. Those with a figure
+in `KERNELS` are watched in 16 bits alone.
+"""

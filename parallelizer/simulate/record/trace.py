@@ -88,7 +88,7 @@ class Recording:
     """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes
     in order, the tensors that moved in several hops, and the time line of operators and collectives. `stage_ranks` are, of a
     pipeline, the ranks on `pp` whose stages are alike, with the peak and the bytes sent of each; in the place of a time line it
-    has `lines`, of its actions, and `cuts` is what crosses the cuts.
+    has `lines`, of its actions, and `cuts` is what crosses the cuts. `uncounted` are the operators whose own memory is not known.
     """
 
     ledger: tuple[Collective, ...]
@@ -99,6 +99,7 @@ class Recording:
     line: tuple[Moment, ...] = ()
     lines: RankLines | None = None
     cuts: tuple[CutTraffic, ...] = ()
+    uncounted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Trace:
     were traced too, `moves` the tensors that moved in several hops, `stage_ranks` as in `Recording`. `line` has operators and
     collectives in the order in which the host issues them, for pricing; of a pipeline, `lines` has those of the rank's actions,
     and `pipeline` those of all stages, where a rank of every class was traced. `cuts` is what crosses the cuts between stages.
+    `uncounted` are the operators that allocate memory inside themselves that `memory` lacks.
     """
 
     rank: int
@@ -121,6 +123,7 @@ class Trace:
     lines: RankLines | None = None
     pipeline: PipelineLines | None = None
     cuts: tuple[CutTraffic, ...] = ()
+    uncounted: frozenset[str] = frozenset()
 
     def operators(self) -> Iterator[tuple[Operator, int]]:
         """The operators of the rank's step, each with how often it comes."""
@@ -232,6 +235,7 @@ def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace
             line=one.line,
             lines=one.lines,
             cuts=one.cuts,
+            uncounted=one.uncounted,
         )
         for rank, one in zip(ranks, recordings, strict=True)
     ]
@@ -366,8 +370,9 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int, *, war
             stage_ranks[other] = highest(before, changed), sum(e.wire_bytes for e in entries)
     cuts = cut_traffic(program.stages, forms, len(parts)) if program.stages is not None else ()
     return Recording(
-        tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines, cuts
-    )
+        tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines, cuts,
+        frozenset(memory.scratch.uncounted),
+    )  # fmt: skip
 
 
 def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -442,7 +447,15 @@ def _stretched(short: Recording, longer: Sequence[Recording], runs: Sequence[Run
         short.moves, [one.moves for one in longer], lambda m: (m.phase, m.turn), look, runs
     )
     line = stretch_line(short.line, [one.line for one in longer], runs)
-    return Trace(rank, tuple(ledger), usage(before, changes), runs[0], moves=tuple(moves), line=line)
+    return Trace(
+        rank,
+        tuple(ledger),
+        usage(before, changes),
+        runs[0],
+        moves=tuple(moves),
+        line=line,
+        uncounted=short.uncounted,
+    )
 
 
 def _grown(

@@ -103,6 +103,15 @@ def test_what_is_sent_in_another_dtype_than_the_parameters_is_named() -> None:
     assert not any("dtype" in line for line in lines(None))
 
 
+def test_operators_whose_own_memory_is_not_known_are_named() -> None:
+    stream = io.StringIO()
+    step.write(
+        Trace(3, LEDGER, USAGE, uncounted=frozenset({"sort", "convolution"})), stream, device="cpu", width=100
+    )
+    assert "calls are too large to be tried here: convolution, sort." in " ".join(stream.getvalue().split())
+    assert "Not counted" not in printed()
+
+
 def test_a_rank_that_talks_to_nobody() -> None:
     text = printed(())
     assert "none" in text and "payload" not in text

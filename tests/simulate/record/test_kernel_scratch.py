@@ -158,6 +158,59 @@ def test_convolutions_forward_and_backward(kind: str, dtype: torch.dtype) -> Non
             assert table == allocator
 
 
+X = torch.linspace(-1, 1, 2 * 8 * 6 * 6).view(2, 8, 6, 6)
+ROW = torch.ones(8)
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "sort": (aten.sort.default, X),
+    "cumsum along the first dimension": (aten.cumsum.default, X, 0),
+    "roll over two dimensions": (aten.roll.default, X, [1, 2], [2, 3]),
+    "repeat": (aten.repeat.default, X, [2, 1, 1, 2]),
+    "logsumexp": (aten.logsumexp.default, X, [1]),
+    "standard deviation": (aten.std.correction, X),
+    "spectrum": (aten._fft_r2c.default, X, [2], 0, True),
+    "batch norm": (aten.native_batch_norm.default, X, ROW, ROW, None, None, True, 0.1, 1e-5),
+    "gradient of batch norm": (
+        aten.native_batch_norm_backward.default, X, X, ROW, None, None, ROW, ROW, True, 1e-5, [True, True, True],
+    ),
+    "gradient of group norm": (
+        aten.native_group_norm_backward.default, X, X, torch.ones(2, 2), torch.ones(2, 2), ROW, 2, 8, 36, 2, [True] * 3,
+    ),
+    "gradient of layer norm": (
+        aten.native_layer_norm_backward.default, X, X, [6], torch.ones(2, 8, 6, 1), torch.ones(2, 8, 6, 1), torch.ones(6),
+        torch.ones(6), [True] * 3,
+    ),
+    "a larger image": (aten.upsample_bilinear2d.default, X, [12, 12], False),
+    "rows by strided numbers": (aten.index_select.default, X, 0, torch.zeros(6, dtype=torch.int64)[::2]),
+    "rows by a list of numbers": (aten.index.Tensor, X, [None, torch.tensor([1, 0])]),
+    "a strided product": (aten.mm.default, torch.ones(8, 12)[:, ::2], torch.ones(6, 4)),
+    "a value in place": (aten.index_put_.default, X.clone(), [torch.tensor([1])], ROW[:1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_operators_without_a_figure_are_watched(what: str) -> None:
+    func, *args = OTHERS[what]
+    table, allocator = taken(func, *args)
+    assert table == allocator
+
+
+def test_what_cannot_be_watched_is_named() -> None:
+    scratch = Scratch()
+    large = torch.empty(2048, 2048, device="meta")
+    scratch.bytes_of(aten.sort.default, (large,), {}, large)
+    scratch.bytes_of(aten.mm.default, (large, large), {}, large)  # dense and in 32 bits: nothing
+    scratch.bytes_of(aten.cat.default, ([large, large],), {}, large)
+    scratch.bytes_of(aten.t.default, (large,), {}, large.t())
+    assert scratch.uncounted == {"sort"}
+    scratch.bytes_of(aten.masked_select.default, (X, X > 0), {}, X)  # its size depends on values
+    small = torch.ones(3, dtype=torch.float16)
+    scratch.bytes_of(aten.cumsum.default, (small, 7), {}, small)  # there is no such dimension
+    assert scratch.uncounted == {"sort", "masked_select", "cumsum"}
+    scratch.measure()
+    assert scratch.uncounted == {"sort", "masked_select", "cumsum"}
+    assert scratch.bytes_of(aten.cumsum.default, (small, 7), {}, small) == 0
+
+
 def test_a_product_counts_from_its_measurement_on_and_a_huge_one_never() -> None:
     scratch = Scratch()
     a = torch.ones(64, 64, dtype=torch.bfloat16)
@@ -169,6 +222,7 @@ def test_a_product_counts_from_its_measurement_on_and_a_huge_one_never() -> None
     assert len(scratch.unknown) == 1
     scratch.measure()
     assert not scratch.unknown and len(scratch.watched) == 1
+    assert scratch.uncounted == {"mm"}
 
 
 def test_products_in_32_bits_and_plain_copies_take_nothing() -> None:
