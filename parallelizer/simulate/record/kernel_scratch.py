@@ -305,7 +305,8 @@ NOTHING = frozenset((
     "cat", "clone", "copy_", "_to_copy", "_unsafe_view", "zeros_like", "empty_like", "ones_like", "full_like", "new_zeros",
     "new_empty", "new_empty_strided", "new_full", "new_ones", "_assert_async", "fill_", "zero_", "set_", "resize_", "detach",
     "lift_fresh", "embedding", "slice_backward", "select_backward", "arange", "stack", "argmax", "max", "min", "amax",
-    "_local_scalar_dense", "_softmax", "_log_softmax", "nll_loss_forward", "nll_loss_backward", "native_layer_norm", "constant_pad_nd",
+    "_local_scalar_dense", "_softmax", "_log_softmax", "nll_loss_forward", "nll_loss_backward", "native_layer_norm",
+    "constant_pad_nd",
 ))  # fmt: skip
 """Operators that allocate their results alone, whatever their arguments."""
 
