@@ -148,7 +148,9 @@ def _axes(text: str) -> set[str]:
     """The model axes that a plan's rules use, whatever its comments say of others."""
     rules = [line.partition("#")[0] for line in text.splitlines()]
     words = {"tp": ("colwise", "rowwise"), "cp": ("context-parallel", "axis: cp"), "pp": ("stage",)}
-    return {axis for axis, styles in words.items() if any(style in rule for style in styles for rule in rules)}
+    return {
+        axis for axis, styles in words.items() if any(style in rule for style in styles for rule in rules)
+    }
 
 
 def _said(text: str) -> list[str]:

@@ -292,7 +292,9 @@ class _Watcher:
             for atom in found:
                 if atom.kind == WHOLE:
                     origin = f": {atom.origin}" if atom.origin else ""
-                    atom.refuse(f"attention combines its heads with heads that are not split{origin}", self.where)
+                    atom.refuse(
+                        f"attention combines its heads with heads that are not split{origin}", self.where
+                    )
             if len(found) < 3:  # a single head cannot be split
                 for atom in found:
                     atom.refuse("there is only one key head", self.where)

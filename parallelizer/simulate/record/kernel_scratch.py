@@ -114,7 +114,11 @@ class Scratch:
         for call, func in self.unknown.items():
             try:
                 self.watched[call] = _watch(func, call)
-            except (RuntimeError, IndexError, ValueError):  # it does not take zeros: a batch without a valid row, say
+            except (
+                RuntimeError,
+                IndexError,
+                ValueError,
+            ):  # it does not take zeros: a batch without a valid row, say
                 self.watched[call] = 0
                 self.never.add(_name(func))
         self.unknown.clear()
@@ -169,7 +173,9 @@ def _elements(values: Any) -> int:
 def _may_take(func: Any, name: str, args: tuple[Any, ...]) -> bool:
     """Whether an operator computes from tensors: no view of them, nor the same for each tensor of a list."""
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-    computes = func.namespace == "aten" and not name.startswith(("_foreach_", "_fused_")) and name not in NOTHING
+    computes = (
+        func.namespace == "aten" and not name.startswith(("_foreach_", "_fused_")) and name not in NOTHING
+    )
     return computes and not views and any(True for _ in _tensors(args))
 
 
