@@ -16,7 +16,9 @@ NOT_COUNTED = (
 )
 """What a process needs besides its tensors. The sources of these numbers are in docs/commands.md."""
 
-KERNELS_NOT_COUNTED = "Not counted: what kernels allocate while they run, in calls too large to be tried here:"
+KERNELS_NOT_COUNTED = (
+    "Not counted: what kernels allocate while they run, in calls too large to be tried here:"
+)
 
 COMFORTABLE = 0.9
 """The share of a device's memory up to which a peak leaves room for what is not counted."""
