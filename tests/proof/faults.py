@@ -58,7 +58,8 @@ SMALL = functools.partial(subjects.mlp, {"tp": 2})
 class Fault:
     """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No
     overrides: the `subject`, without one the small model. `by_ledger`: every value stays right, and the ranks' ledger is
-    compared with the planned one.
+    compared with the planned one. `over_tokens`: the fault is in what goes over all axes that share out tokens, and `cp`, where
+    the mesh has it, is to blame like `axis`.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Fault:
     force: bool = False
     subject: Callable[[], Subject] = SMALL
     by_ledger: bool = False
+    over_tokens: bool = False
 
     @property
     def needs_torchao(self) -> bool:
@@ -102,7 +104,8 @@ def found_rightly(fault: Fault, proof: Proof | LedgerProof) -> bool:
     return (
         not proof.passed
         and found is not None
-        and (found.module, found.phase, found.axis) == (fault.module, fault.phase, fault.axis)
+        and (found.module, found.phase) == (fault.module, fault.phase)
+        and found.axis in (fault.axis, *(["cp"] if fault.over_tokens else []))
         and fault.words in found.description
     )
 
@@ -139,17 +142,38 @@ def nothing(*args: Any, **kwargs: Any) -> None:
     """In the place of what should have happened."""
 
 
+def inside(model: nn.Module, path: str) -> nn.Module | None:
+    """A module of the model; None on a rank whose stages lack it."""
+    return dict(model.named_modules()).get(path)
+
+
 def _scale_gradient(model: nn.Module) -> None:
-    model.get_parameter("layers.0.attention.wo.weight").register_hook(lambda gradient: gradient * 2)
+    """The weight counts twice in backward, its input once. FSDP does not call hooks of parameters."""
+    wo = inside(model, "layers.0.attention.wo")
+    if wo is None:
+        return
+    forward = wo.forward
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        again: torch.Tensor = forward(x.detach())
+        result: torch.Tensor = forward(x) + (again - again.detach())
+        return result
+
+    wo.forward = twice
 
 
 def _exchange_heads(model: nn.Module) -> None:
-    def exchange(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(output) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, output.detach().contiguous())
-        return output * 0 + parts[1 - dist.get_rank()]
+    wk, state = inside(model, "layers.0.attention.wk"), state_of(model)
+    if wk is None or state is None:
+        return
+    group = state.mesh["tp"].get_group()
 
-    model.get_submodule("layers.0.attention.wk").register_forward_hook(exchange)
+    def exchange(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(output) for _ in range(2)]
+        dist.all_gather(parts, output.detach().contiguous(), group=group)
+        return output * 0 + parts[1 - dist.get_rank(group)]
+
+    wk.register_forward_hook(exchange)
 
 
 def _other_slice(right: Faulty, full: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
@@ -491,6 +515,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "as in a mean of means",
+        over_tokens=True,
     ),
     Fault(
         "an all-reduce doubled",
@@ -500,6 +525,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "summed over dp_shard once too often",
+        over_tokens=True,
     ),
     Fault(
         "the causal mask dropped in one layer",
@@ -563,6 +589,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "it is averaged over dp_shard and not summed",
+        over_tokens=True,
     ),
     Fault(
         "whole parameters' gradients not summed",
@@ -572,6 +599,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "its reduction over dp_shard is missing",
+        over_tokens=True,
     ),
     Fault(
         "the gradient norm counts replicas",

@@ -33,6 +33,15 @@ def test_where_the_reference_is_only_rounding_it_is_relative_to_the_whole(refere
     assert relative_error(reference * math.nan, reference, 10.0, least) == math.inf
 
 
+def test_the_rounding_of_a_tiny_gradient_is_relative_to_the_whole_and_a_fault_of_it_is_not() -> None:
+    least = least_norm(torch.float64, 1000)  # 1.1e-13
+    tiny = ONES * 1e-12  # of a whole of 1: rounding of larger terms is a part of it, as behind a saturated softmax
+    assert relative_error(tiny * 1.03, tiny, 1.0, least) == pytest.approx(6e-14)
+    assert relative_error(tiny * 2, tiny, 1.0, least) == pytest.approx(1.0)
+    small = ONES * 1e-8
+    assert relative_error(small * (1 + 1e-6), small, 1.0, least) == pytest.approx(1e-6)
+
+
 def test_an_infinity_that_both_have_is_no_difference() -> None:
     mask = torch.tensor([0.0, 3.0, -math.inf])
     assert relative_error(mask.clone(), mask) == 0
