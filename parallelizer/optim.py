@@ -46,19 +46,25 @@ def _has_fused_kernel(parameters: Iterable[Tensor]) -> bool:
     return all(p.device.type in FUSED_DEVICES and p.is_floating_point() for p in parameters)
 
 
-def parameter_groups(parameters: Iterable[Tensor], weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """Groups for any torch optimizer, by weight decay and by device mesh. Parameters of fewer than two
-    dimensions are not decayed.
+def parameter_groups(
+    parameters: Iterable[Tensor], weight_decay: float | None = None
+) -> list[dict[str, Any]]:
+    """Groups for any torch optimizer, by device mesh, and by weight decay if one is given: parameters of fewer than two
+    dimensions are then not decayed. Without it, the groups leave weight decay to the optimizer's own argument.
 
     The groups are separate for each mesh, because a fused or foreach kernel runs over one group and cannot
     mix plain tensors and DTensors, or DTensors of two meshes. torch raises an error for such a group only
     in the first step.
     """
-    members: dict[tuple[Any, float], list[Tensor]] = {}
+    members: dict[tuple[Any, float | None], list[Tensor]] = {}
     for p in parameters:
         mesh = p.device_mesh if isinstance(p, DTensor) else None
-        members.setdefault((mesh, weight_decay if p.ndim >= 2 else 0.0), []).append(p)
-    return [{"params": params, "weight_decay": decay} for (_, decay), params in members.items()]
+        decay = 0.0 if weight_decay is not None and p.ndim < 2 else weight_decay
+        members.setdefault((mesh, decay), []).append(p)
+    return [
+        {"params": params} | ({} if decay is None else {"weight_decay": decay})
+        for (_, decay), params in members.items()
+    ]
 
 
 SCHEDULE_KEYS = ("warmup", "final_ratio", "schedule", "decay")
@@ -82,14 +88,10 @@ def optimizer_of(kind: Callable[..., Optimizer], model: nn.Module, config: Mappi
     other_way = any(arguments.get(key) for key in ("foreach", "differentiable"))
     if config.get("fused") == "auto" and kind in FUSED_CLASSES and not other_way:
         arguments["fused"] = _has_fused_kernel(parameters) or None
-    decay: Any = arguments.get(
-        "weight_decay", taken["weight_decay"].default if "weight_decay" in taken else 0.0
+    decay: Any = (
+        arguments.get("weight_decay", taken["weight_decay"].default) if "weight_decay" in taken else None
     )
-    groups = parameter_groups(parameters, decay)
-    if "weight_decay" not in taken:  # nor does it read it of its groups
-        for group in groups:
-            group.pop("weight_decay")
-    return kind(groups, **arguments)
+    return kind(parameter_groups(parameters, decay), **arguments)
 
 
 def learning_rate(

@@ -42,7 +42,7 @@ def train(axes: Mapping[str, int]) -> list[float]:
             vocab_size=256, dim=64, n_layers=2, n_heads=8, n_kv_heads=4, hidden_dim=96, max_seq_len=64
         )
     model = fabric.setup(model)
-    optimizer = torch.optim.AdamW(pz.parameter_groups(model.parameters()), lr=task.RATE)
+    optimizer = torch.optim.AdamW(pz.parameter_groups(model.parameters()), lr=task.RATE, weight_decay=0)
     optimizer = fabric.setup_optimizers(optimizer)
     rows = [task.row(number) for number in range(task.STEPS * task.ROWS)]
     loader = fabric.setup_dataloaders(DataLoader(rows, batch_size=task.ROWS // data))

@@ -154,8 +154,9 @@ def told(model: nn.Module, chosen: str | None) -> tuple[Diagnostic, ...]:
         return ()
     held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     if lacking:
-        kinds = sorted({type(model.get_submodule(path)).__name__ for path in lacking})
-        which = f"{', '.join(fold_paths(lacking)[:3]) or 'the root'} ({', '.join(kinds[:3])})"
+        kinds = list(dict.fromkeys(type(model.get_submodule(path)).__name__ for path in lacking))
+        paths = [path or "the root" for path in fold_paths(lacking)]
+        which = f"{', '.join(paths[:3])} ({', '.join(kinds[:3])})"
         why = f"no method initializes the parameters of {which}"
         advice = "add reset_parameters() to these modules, or accept this with `initialize: whole` in the model config"
     else:

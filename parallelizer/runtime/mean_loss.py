@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from parallelizer.runtime.state import ParallelState, state_of
+from parallelizer.styles.context_parallel.buffers import was_dealt
 from parallelizer.styles.sharded_logits import plain
 
 
@@ -24,14 +26,26 @@ def mean_loss(total: Tensor, weight: Tensor | float, model: nn.Module) -> Tensor
 
     `model` is the parallel model, or a framework's wrapper around it. Collective over the axes whose ranks
     have different tokens: one all-reduce of two numbers. Raises ValueError in a world of several ranks for
-    a model without a plan.
+    a model without a plan. Warns if the mesh has `cp` and this process has split no batch over it.
     """
     total = plain(total)
     wide = torch.float64 if total.dtype == torch.float64 else torch.float32
     weights = torch.as_tensor(weight, dtype=wide, device=total.device)
     state = _state_inside(model)
+    if state is not None:
+        _warn_of_whole_batches(state.program.mesh.sizes["cp"])
     mean: Tensor = _Mean.apply(total.to(wide), weights, () if state is None else state.data_groups)
     return mean
+
+
+def _warn_of_whole_batches(cp: int) -> None:
+    """A model takes whole sequences for a rank's part of longer ones, and trains on another loss."""
+    if cp > 1 and not was_dealt(cp):
+        warnings.warn(
+            f"the mesh has cp={cp}, and no batch was split over it: call parallelizer.shard_batch(batch, plan, mesh) before the "
+            "model, or the sequences count as parts of longer ones and the loss is wrong",
+            stacklevel=3,
+        )
 
 
 class _Mean(torch.autograd.Function):

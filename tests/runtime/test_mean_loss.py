@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -46,3 +48,21 @@ def test_ranks_with_unequal_numbers_of_labels_weigh_by_them() -> None:
         assert dist.get_world_size() == 4
 
     run_ranks(worker, 4)
+
+
+@pytest.mark.ranks
+def test_under_cp_a_batch_that_nobody_split_is_told_and_a_split_one_is_not() -> None:
+    def worker() -> None:
+        mesh = pz.build_mesh(pz.Mesh({"cp": 2}), "cpu")
+        with torch.device("meta"):
+            model = llama(n_layers=1)()
+        pz.parallelize(model, PLAN, mesh)
+        with pytest.warns(UserWarning, match="cp=2, and no batch was split"):
+            pz.mean_loss(torch.ones(()), 4, model)
+        tokens = torch.zeros(2, 16, dtype=torch.int64)
+        pz.shard_batch({"input_ids": tokens, "labels": tokens}, PLAN, mesh)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pz.mean_loss(torch.ones(()), 4, model)
+
+    run_ranks(worker, 2)

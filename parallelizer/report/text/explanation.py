@@ -85,8 +85,9 @@ def _write(group: Sequence[Explanation], setup: Setup, rank: int, screen: Consol
     screen.print(f"  {count}{what}; plan {setup.plan.name} on {setup.mesh}")
     screen.print()
     _rules(one.rules, screen)
-    for filled in one.slots:
-        _slot(filled, screen)
+    for at, filled in enumerate(one.slots):
+        if filled not in one.slots[:at]:  # a rule that names several parameters of the module fills the slot for each
+            _slot(filled, screen)
     _parameters(group, rank, screen)
 
 

@@ -40,7 +40,11 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     numbers = failure.numbers
     if numbers is not None:
         numbers = dataclasses.replace(numbers, module=followed.one(numbers.module))
-    advice = _whole_entries(followed, failure) or _advice(failure, followed.one(failure.module))
+    advice = (
+        _whole_entries(followed, failure)
+        or _whole_parameters(followed, failure)
+        or _advice(failure, followed.one(failure.module))
+    )
     help_text, near = advised(followed.program, numbers, advice)
     if near is not None:
         span = near.rule.span
@@ -60,10 +64,11 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
 
 
 def _taken_near(followed: Followed, module: str) -> tuple[Related, ...]:
-    """Rules that take a style away from a module, from what is right inside it, or from what is around it."""
+    """Rules that take a style away from a module, from what is right inside it, its parameters too, or from what is around it."""
     path = followed.one(module)
     around = [p for p, _ in followed.model.named_modules() if path == p or path.startswith(f"{p}.")]
-    children = followed.model.get_submodule(path).named_children()
+    module_at = followed.model.get_submodule(path)
+    children = [*module_at.named_children(), *module_at.named_parameters(recurse=False)]
     inside = [f"{path}.{name}".lstrip(".") for name, _ in children]
     return taken_away(followed.program.plan.rules, [*around, *inside])
 
@@ -107,6 +112,26 @@ def _whole_entries(followed: Followed, failure: StepFailure) -> str | None:
         f"{', '.join(whole)} stays whole over cp, as attention needs it: if the forward reads it token by token, add {entries} "
         f"to buffers.batch of {program.plan.file}; otherwise check `input` and `output` in the rules of the modules around it"
     )
+
+
+def _whole_parameters(followed: Followed, failure: StepFailure) -> str | None:
+    """What to do about parameters of the module that are whole, where one of the two sizes that do not fit is that of a
+    dimension of them, and the other one a rank's share of it.
+    """
+    ranks = followed.program.mesh.sizes["tp"]
+    if ranks == 1 or not _of_sizes(failure):
+        return None
+    path, sizes = followed.one(failure.module), set(map(int, re.findall(r"\d+", _said(failure.text))))
+    split = {n for a in followed.program.of_slot("params") if a.module == path for n in a.params}
+    for name, parameter in followed.model.get_submodule(path).named_parameters(recurse=False):
+        for dim, size in enumerate(parameter.shape):
+            if name not in split and size % ranks == 0 and {size, size // ranks} <= sizes:
+                rule = re.sub(r"(?<![^.])\d+(?![^.])", "*", f"{path}.{name}".lstrip("."))
+                return (
+                    f"{rule} is whole on every rank, and what it meets has {size // ranks} of its {size}: split it by the rule "
+                    f"`{rule}: {{style: shard-params, params: shard({dim})}}`"
+                )
+    return None
 
 
 def _advice(failure: StepFailure, path: str) -> str:

@@ -45,12 +45,14 @@ def needs_whole(followed: Followed) -> Iterator[Diagnostic]:
 
 
 def _whole_before(followed: Followed, needed: WholeNeeded) -> str:
-    lies = f"shard({needed.dim}) -> replicate"
     if needed.axis == "cp":
+        dims = (entry.dim for entry in followed.program.plan.batch.values() if entry.dim is not None)
+        dim = next(dims, 1)
         return (
             "context parallelism exchanges data between ranks for attention only: on the module that contains this "
-            "operator, write "
-            f"`{{style: prepare-io, axis: cp, input: {lies}, output: replicate -> shard({needed.dim})}}`"
+            f"operator, write `{{style: prepare-io, axis: cp, input: shard({dim}) -> replicate, output: replicate -> shard({dim})}}`, "
+            "with the sequence's dimension in its input and output"
         )
+    lies = f"shard({needed.dim}) -> replicate"
     began = followed.folded([needed.since]) or "the root"
     return f"let {began} return the whole tensor (`output: replicate`), or gather it before the operator (`{lies}`)"

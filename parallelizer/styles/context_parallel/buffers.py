@@ -51,6 +51,15 @@ def unknown_names(batch: Mapping[str, Tensor], plan: Plan) -> str | None:
     )
 
 
+_DEALT: set[int] = set()
+"""The numbers of ranks that `shard_tokens` has split tokens over in this process."""
+
+
+def was_dealt(ranks: int) -> bool:
+    """Whether any batch was split over so many ranks of `cp` in this process."""
+    return ranks in _DEALT
+
+
 def shard_tokens(
     batch: Mapping[str, Tensor],
     plan: Plan,
@@ -77,6 +86,7 @@ def shard_tokens(
     split = {n: b for n, b in plan.batch.items() if b.dim is not None and b.make is None and n in batch}
     if ranks > 1 and (wrong := unknown_names(batch, plan)):
         raise ValueError(wrong)
+    _DEALT.add(ranks)
     order, rows = order_for(batch, split, plan, ranks, describe(mesh).sizes["tp"] if mesh is not None else 1)
     local = dict(batch)
     for name, buffer in split.items():
