@@ -108,6 +108,7 @@ def propose(
         # The plan that the model config names is what is to be written: it need not be there yet.
         setup = setup_of([f"plan={path}"])
     model = setup.build_model()
+    _check_length(setup, model)
     _tell("watching a forward of the model")
     facts, found, failure = _look(setup, model, deadline)
     batch = {
@@ -154,6 +155,15 @@ def propose(
         more = max(60, math.ceil(MORE * arguments.seconds))
         _tell(f"the limit of {arguments.seconds:g} s was reached: run again with --seconds {more}")
     return Proposed(write_plan(facts, settled.choice, title, said), settled.doubt)
+
+
+def _check_length(setup: Setup, model: nn.Module) -> None:
+    """No plan helps a model whose tables are shorter than the batch's sequence."""
+    try:
+        setup.compile(model)
+    except PlanError as error:
+        if too_long := [d for d in error.diagnostics if d.code == "sequence-too-long"]:
+            raise PlanError(too_long) from None
 
 
 def _tell(sentence: str) -> None:

@@ -226,6 +226,8 @@ class Setup:
             span, others = self.origins.span("model._target_"), ()
         related = tuple(Related(other, "this is set here too") for other in others)
         help_text = f"check model._target_={target} and its arguments"
+        if missing := re.match(r"(.* is not installed): (.+)", reason):
+            reason, help_text = missing.groups()
         message = f"the model cannot be built: {reason}"
         return PlanError([Diagnostic("model-build", message, span, help_text, related=related)])
 

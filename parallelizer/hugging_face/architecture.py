@@ -23,8 +23,8 @@ LOSS = "parallelizer.losses.cross_entropy"
 NOTHING = "the model config chooses no transformers model: it needs a name, or a config with a model_type"
 CHOOSE = "set model.name=<folder or hub id>, or 'model.config={model_type: llama, hidden_size: 64, ...}'"
 WRITE = (
-    "`python -m parallelizer import-plan model=hf ...` makes one of transformers' own plan, `init` proposes one; then set "
-    "plan=<name or path>"
+    "make one with `python -m parallelizer init model=hf ... --output FILE`, from the model's forward, or with `import-plan`, from "
+    "transformers' own plan; plan=FILE names it, and one in plans/hf_{kind}.yaml of the configuration's folder is found without"
 )
 
 
@@ -117,9 +117,9 @@ def why_no_plan(model: Mapping[str, Any]) -> NoPlan | None:
     wrong = _unknown(kind)
     if wrong is not None:
         return NoPlan("model-build", wrong[0], wrong[1], "model.name" if name else "model.config.model_type")
-    return NoPlan(
-        "plan-not-found", f"no plan is shipped for model_type {kind!r} of transformers", WRITE, "plan"
-    )
+    message = f"no plan is shipped for model_type {kind!r} of transformers"
+    where = "model.name" if name else "model.config.model_type"
+    return NoPlan("plan-not-found", message, WRITE.format(kind=kind), where)
 
 
 def _unknown(kind: str) -> tuple[str, str] | None:

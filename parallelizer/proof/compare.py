@@ -37,7 +37,7 @@ class Difference:
     @property
     def when(self) -> str:
         """`of step 1`; a step behind the others has other weights and inputs."""
-        return f"of step {self.step}" if self.step < STEPS else "with other values"
+        return f"of step {self.step}" if self.step < STEPS else "with other weights and inputs"
 
     @property
     def passed(self) -> bool:

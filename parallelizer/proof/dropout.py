@@ -19,10 +19,16 @@ NO_RANDOM_NUMBERS = (
 
 
 def place_dropout(setup: Setup, found: Diagnostic) -> Diagnostic:
-    """A finding about random numbers, at the dropout of the model's config that causes them, where it has one."""
-    keys = list(_dropouts(setup.model)) if found.help == NO_RANDOM_NUMBERS else []
-    if not keys:
+    """A finding about random numbers, at the dropout of the model's config that causes them, where it has one. That of a model of
+    transformers may be in the configuration that the model was built with, which the model carries.
+    """
+    if found.help != NO_RANDOM_NUMBERS:
         return found
+    keys = list(_dropouts(setup.model))
+    if not keys:
+        carried = list(_dropouts(_carried(setup)))
+        words = " ".join(f"++model.tiny.config.{key}=0" for key in carried)
+        return dataclasses.replace(found, help=f"prove it without dropout: add {words}") if carried else found
     span, file = setup.origins.span(f"model.{keys[0]}"), setup.origins.file_of("model")
     wanted = [_as_yaml(key) for key in keys]
     if span is not None and span.file.startswith("<override"):
@@ -31,6 +37,12 @@ def place_dropout(setup: Setup, found: Diagnostic) -> Diagnostic:
         help_text = f"put `{'`, `'.join(wanted)}` into {file.file if file else 'the config of the model'}"
     help_text += f"; or `tiny: {{{', '.join(wanted)}}}` there, which proofs alone use"
     return dataclasses.replace(found, span=span, help=help_text)
+
+
+def _carried(setup: Setup) -> Mapping[str, Any]:
+    """The configuration that the model holds as `config`, if it is one of transformers."""
+    made: Any = getattr(getattr(setup.build_model(), "config", None), "to_dict", dict)()
+    return made if isinstance(made, Mapping) else {}
 
 
 def _as_yaml(key: str) -> str:

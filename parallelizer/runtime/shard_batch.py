@@ -50,8 +50,8 @@ def shard_batch(
 
     Raises ValueError if the data ranks do not divide the rows, if ranks that must have the same batch have
     different ones, if the sequence is not a multiple of twice the size of cp, if no entry has its length,
-    or, with cp, if the batch has an unknown entry in place of one that the plan splits. Without cp that is a
-    warning: the batch is right on this mesh.
+    or, with cp, if the batch has an unknown entry in place of one that the plan splits. Without cp an
+    unknown entry is a warning, because nothing is split there.
     """
     if rows not in ("global", "local"):
         raise ValueError(f"rows is {rows!r}: it is 'global' (every rank has the whole batch) or 'local'")

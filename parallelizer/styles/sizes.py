@@ -177,5 +177,7 @@ def dividing(axis: str, sizes: Iterable[int]) -> str:
     legal = [n for n in range(1, min(common, 1024) + 1) if common % n == 0]
     shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
     named = ", ".join(f"{n:,}" for n in sizes[:6]) + (", ..." if len(sizes) > 6 else "")
-    divisors = f"the common divisors of {named}" if len(sizes) > 1 else f"the divisors of {named}"
+    divisors = (
+        f"the common divisors of the sizes that it splits: {named}" if len(sizes) > 1 else f"the divisors of {named}"
+    )
     return f"{axis} can be {shown} ({divisors})"

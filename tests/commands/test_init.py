@@ -48,6 +48,16 @@ def test_a_model_that_cannot_be_built_is_a_diagnostic(capsys: pytest.CaptureFixt
     assert "model-build" in capsys.readouterr().err
 
 
+def test_a_batch_longer_than_the_models_tables_is_an_error_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mine.yaml"
+    assert main(["init", *CONF, "model=gpt", "train.seq_len=4096", "--output", str(target)]) == 1
+    said = capsys.readouterr().err
+    assert "sequence-too-long" in said and "shorten train.seq_len" in said
+    assert not target.exists()
+
+
 def test_a_forward_that_cannot_be_watched_gives_fsdp_and_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

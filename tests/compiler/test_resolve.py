@@ -70,7 +70,7 @@ def test_sizes_of_an_axis_that_are_proposed_divide_all_that_it_divides() -> None
 def test_proposed_sizes_divide_a_tied_parameter_under_each_of_its_names() -> None:
     found = finding(rules("'{a,b}': colwise", "c: colwise"), Shared, mesh_of(tp=3))
     assert found.message.startswith("dimension 0 of c.weight is 10")
-    assert found.help == "tp can be 1, 2 (the common divisors of 10, 6)"
+    assert found.help == "tp can be 1, 2 (the common divisors of the sizes that it splits: 10, 6)"
 
 
 def test_packings_that_do_not_add_up_propose_sizes_each_for_itself() -> None:

@@ -59,3 +59,27 @@ class Attention(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+
+
+class Carrying(torch.nn.Linear):
+    """A model that has a configuration as those of transformers have."""
+
+    class Config:
+        def to_dict(self) -> dict[str, object]:
+            return {"hidden_dropout_prob": 0.1, "attention": {"drop_rate": 0.2}, "layer_drop": 0, "drop_last": True}
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.config = self.Config()
+
+
+def test_what_a_model_of_transformers_carries_is_named_as_overrides_of_its_tiny_form(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(
+        f"_target_: {__name__}.Carrying\nplan: llama\nloss: torch.sum\nbatch: {{x: {{shape: [batch]}}}}\n"
+    )
+    found = placed(str(tmp_path))
+    assert found.span is None and found.help == (
+        "prove it without dropout: add ++model.tiny.config.hidden_dropout_prob=0 "
+        "++model.tiny.config.attention.drop_rate=0"
+    )

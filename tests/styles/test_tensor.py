@@ -379,7 +379,7 @@ def test_packed_heads_that_do_not_divide_tell_what_divides_them_all(more: str) -
     text = rules(f"inner.qkv: {{style: colwise, packed: [{parts}]}}", *(['"": fsdp'] if more else []))
     found = finding(text, around(ConfiguredAttention, Sizes(12, 6)), mesh_of(tp=4, dp_shard=2 if more else 1))
     assert found.message == "the part config.kv_heads of inner.qkv.weight is 6, which tp=4 does not divide"
-    assert found.help == "tp can be 1, 2, 3, 6 (the common divisors of 6, 12)"
+    assert found.help == "tp can be 1, 2, 3, 6 (the common divisors of the sizes that it splits: 6, 12)"
     assert marked(text, found) == "packed"
 
 

@@ -56,6 +56,8 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
     for (what, heads, each), places in not_dealt.items():
         yield _cannot_be_dealt_out(what, heads, each, places, state.mesh)
     for (what, heads, queries), places in wrong.items():
+        if what == "key-value" and ("query", heads, queries) in wrong:
+            continue  # as many of both: one finding
         path, projection = places[0]
         more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
         legal = [str(n) for n in range(1, heads + 1) if heads % n == 0]

@@ -45,4 +45,4 @@ def _degrees(rows: int, accumulate: int) -> str:
         return ""
     share = rows // accumulate
     fits = [n for n in range(1, share + 1) if share % n == 0]
-    return f"; a batch of this size fits {', '.join(map(str, fits[:12]))}{', ...' if len(fits) > 12 else ''} data ranks"
+    return f"; a batch of this size divides over {', '.join(map(str, fits[:12]))}{', ...' if len(fits) > 12 else ''} data ranks"

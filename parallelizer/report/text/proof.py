@@ -68,8 +68,8 @@ def _head(proof: Proof) -> list[str]:
         lines.append(f"shrunk: {', '.join(proof.changes)}")
     if proof.is_verdict:
         lines.append(
-            f"rule: error <= c*eps*sqrt(n), n the terms of the longest sum; c = {proof.verdict.constant:.3g}, "
-            f"{MARGIN:g} times what another order of summation needs"
+            f"rule: relative error <= c * eps * sqrt(n), where n is the number of terms of the longest sum and c = "
+            f"{proof.verdict.constant:.3g}, {MARGIN:g} times the rounding that another order of summation shows"
         )
     reference, sharded = proof.losses
     lines.append(

@@ -35,10 +35,10 @@ def test_equal_parts_are_fine(rows: int, accumulate: int, sizes: dict[str, int])
     ("rows", "accumulate", "sizes", "message", "help_text"),
     [
         (3, 1, {"dp_shard": 2}, "a global batch of 3 sequences does not divide into 2 equal parts (dp_shard=2)",
-         "set train.batch_size=2 or 4; a batch of this size fits 1, 3 data ranks"),
+         "set train.batch_size=2 or 4; a batch of this size divides over 1, 3 data ranks"),
         (10, 2, {"dp_replicate": 2, "dp_shard": 2},
          "a global batch of 10 sequences does not divide into 8 equal parts (dp_replicate=2 x dp_shard=2 x accumulate=2)",
-         "set train.batch_size=8 or 16; a batch of this size fits 1, 5 data ranks"),
+         "set train.batch_size=8 or 16; a batch of this size divides over 1, 5 data ranks"),
         (1, 4, {}, "a global batch of 1 sequences does not divide into 4 equal parts (accumulate=4)", "set train.batch_size=4"),
         (0, 1, {}, "a global batch of 0 sequences does not divide into 1 equal parts (one)", "set train.batch_size=1"),
     ],

@@ -92,7 +92,7 @@ def test_calls_of_attention_stay_exact_inside_the_model_if_that_is_proven() -> N
     choice, said, text = settled(Judge("input_ids: 1", "cp"), prove=True)
     assert choice.gathered == "exact" and "context-parallel" in text
     assert said[-1].startswith(
-        "over cp the sequence is split between blocks, and every rank has the whole batch: "
+        "over cp every rank has the whole batch, and only the blocks compute a part of the sequence: "
     )
     gathers, _, _ = settled(Judge("context-parallel", "cp", when_proven=True), prove=True)
     assert gathers.gathered == "attention"
