@@ -58,8 +58,8 @@ SMALL = functools.partial(subjects.mlp, {"tp": 2})
 class Fault:
     """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No
     overrides: the `subject`, without one the small model. `by_ledger`: every value stays right, and the ranks' ledger is
-    compared with the planned one. `over_tokens`: the fault is in what goes over all axes that share out tokens, and `cp`, where
-    the mesh has it, is to blame like `axis`.
+    compared with the planned one. `or_over` are axes that are to blame like `axis` where the mesh has them: those that what is
+    wrong goes over as well.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Fault:
     force: bool = False
     subject: Callable[[], Subject] = SMALL
     by_ledger: bool = False
-    over_tokens: bool = False
+    or_over: tuple[str, ...] = ()
 
     @property
     def needs_torchao(self) -> bool:
@@ -105,7 +105,7 @@ def found_rightly(fault: Fault, proof: Proof | LedgerProof) -> bool:
         not proof.passed
         and found is not None
         and (found.module, found.phase) == (fault.module, fault.phase)
-        and found.axis in (fault.axis, *(["cp"] if fault.over_tokens else []))
+        and found.axis in (fault.axis, *fault.or_over)
         and fault.words in found.description
     )
 
@@ -283,8 +283,9 @@ def _own_rows_only(
 
 
 def _noise(model: nn.Module) -> None:
-    norm = model.get_submodule("layers.0.ffn_norm")
-    norm.register_forward_hook(lambda module, args, output: output + 1e-8 * (1000 * output).sin())
+    norm = inside(model, "layers.0.ffn_norm")
+    if norm is not None:
+        norm.register_forward_hook(lambda module, args, output: output + 2e-8 * (1000 * output).sin())
 
 
 def _another_decay(right: Faulty, optimizer: torch.optim.Optimizer, *args: Any) -> Any:
@@ -389,26 +390,35 @@ def _scale_of_a_shard(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs:
     return DTensor.from_local(scale, tensor.device_mesh, [Replicate()], run_check=False)
 
 
-def _scale_before() -> Faulty:
-    """The scale that the microbatch before had, of a tensor of this shape."""
-    before: dict[tuple[Any, ...], torch.Tensor] = {}
+def _scale_before(patch: Patch) -> None:
+    """The scale that the same call had for the microbatch before, in the stages of a pipeline."""
+    from torchao.float8 import float8_scaling_utils
 
-    def old(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        scale = right(tensor, *args, **kwargs)
-        last = before.get((tuple(tensor.shape), args))
-        before[tuple(tensor.shape), args] = scale
-        return scale if last is None else last
+    calls: list[torch.Tensor] = []
+    before: list[torch.Tensor] = []
 
-    return old
+    def begun(right: Faulty, *args: Any) -> Any:
+        before[:] = calls
+        calls.clear()
+        return right(*args)
+
+    def old(right: Faulty, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(right(*args, **kwargs))
+        at = len(calls) - 1
+        alike = at < len(before) and before[at].shape == calls[at].shape
+        return before[at] if alike else calls[at]
+
+    on_ranks(patch, StageModel, "forward", begun)
+    on_ranks(patch, float8_scaling_utils, "tensor_to_scale", old)
 
 
-def scaled_by(faulty: Callable[[], Faulty]) -> Callable[[Patch], None]:
+def scaled_by(faulty: Faulty) -> Callable[[Patch], None]:
     """A fault of the scales that torchao finds."""
 
     def plant(patch: Patch) -> None:
         from torchao.float8 import float8_scaling_utils
 
-        on_ranks(patch, float8_scaling_utils, "tensor_to_scale", faulty())
+        on_ranks(patch, float8_scaling_utils, "tensor_to_scale", faulty)
 
     return plant
 
@@ -517,7 +527,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "as in a mean of means",
-        over_tokens=True,
+        or_over=("cp",),
     ),
     Fault(
         "an all-reduce doubled",
@@ -527,7 +537,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "summed over dp_shard once too often",
-        over_tokens=True,
+        or_over=("cp",),
     ),
     Fault(
         "the causal mask dropped in one layer",
@@ -591,7 +601,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "it is averaged over dp_shard and not summed",
-        over_tokens=True,
+        or_over=("cp",),
     ),
     Fault(
         "whole parameters' gradients not summed",
@@ -601,7 +611,7 @@ FAULTS = (
         "backward",
         "dp_shard",
         "its reduction over dp_shard is missing",
-        over_tokens=True,
+        or_over=("cp",),
     ),
     Fault(
         "the gradient norm counts replicas",
@@ -700,7 +710,7 @@ FAULTS = (
         "rope",
         "forward",
         "pp",
-        "along dimension 0 only, on rank 1",
+        "along dimension 0 only, on rank",
     ),
     Fault(
         "a microbatch computed twice",
@@ -709,7 +719,7 @@ FAULTS = (
         "tok_embeddings",
         "forward",
         "pp",
-        "at 1 of 4 along dimension 0 only",
+        "along dimension 0 only",
     ),
     Fault(
         "a pipeline's loss without its scale",
@@ -755,7 +765,7 @@ FAULTS = (
         "decoder.blocks.0.cross.k",
         "forward",
         "pp",
-        "at 1 to 3 of 4 along dimension 0 only",
+        "along dimension 0 only",
     ),
     Fault(
         "a skip connection dropped between stages",
@@ -802,6 +812,7 @@ FAULTS = (
         "forward",
         "dp_shard",
         "the output of model.layers.0.mlp.experts",
+        or_over=("tp",),
     ),
     Fault(
         "tokens of experts not divided over tp",
@@ -845,7 +856,7 @@ FAULTS = (
     Fault(
         "the largest value of a shard",
         ("parallel=tp2", in_float8("tensorwise")),
-        scaled_by(lambda: _scale_of_a_shard),
+        scaled_by(_scale_of_a_shard),
         "layers.0.attention.wq",
         "forward",
         "tp",
@@ -854,7 +865,7 @@ FAULTS = (
     Fault(
         "the scale of another microbatch",
         ("parallel=pp2", in_float8("tensorwise")),
-        scaled_by(_scale_before),
+        _scale_before,
         "layers.0.attention.wq",
         "forward",
         "pp",
