@@ -888,6 +888,7 @@ FAULTS = (
         "forward",
         "dp_shard",
         "the output of layers.0.feed_forward.w1",
+        or_over=("tp", "cp"),  # it is so on every mesh
     ),
     Fault(
         "weights gathered with the scale of a part, of fsdp",
