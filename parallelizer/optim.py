@@ -46,9 +46,7 @@ def _has_fused_kernel(parameters: Iterable[Tensor]) -> bool:
     return all(p.device.type in FUSED_DEVICES and p.is_floating_point() for p in parameters)
 
 
-def parameter_groups(
-    parameters: Iterable[Tensor], weight_decay: float | None = None
-) -> list[dict[str, Any]]:
+def parameter_groups(parameters: Iterable[Tensor], weight_decay: float | None = None) -> list[dict[str, Any]]:
     """Groups for any torch optimizer, by device mesh, and by weight decay if one is given: parameters of fewer than two
     dimensions are then not decayed. Without it, the groups leave weight decay to the optimizer's own argument.
 

@@ -178,6 +178,8 @@ def dividing(axis: str, sizes: Iterable[int]) -> str:
     shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
     named = ", ".join(f"{n:,}" for n in sizes[:6]) + (", ..." if len(sizes) > 6 else "")
     divisors = (
-        f"the common divisors of the sizes that it splits: {named}" if len(sizes) > 1 else f"the divisors of {named}"
+        f"the common divisors of the sizes that it splits: {named}"
+        if len(sizes) > 1
+        else f"the divisors of {named}"
     )
     return f"{axis} can be {shown} ({divisors})"

@@ -66,7 +66,12 @@ class Carrying(torch.nn.Linear):
 
     class Config:
         def to_dict(self) -> dict[str, object]:
-            return {"hidden_dropout_prob": 0.1, "attention": {"drop_rate": 0.2}, "layer_drop": 0, "drop_last": True}
+            return {
+                "hidden_dropout_prob": 0.1,
+                "attention": {"drop_rate": 0.2},
+                "layer_drop": 0,
+                "drop_last": True,
+            }
 
     def __init__(self) -> None:
         super().__init__(2, 2)

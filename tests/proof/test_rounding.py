@@ -35,7 +35,9 @@ def test_where_the_reference_is_only_rounding_it_is_relative_to_the_whole(refere
 
 def test_the_rounding_of_a_tiny_gradient_is_relative_to_the_whole_and_a_fault_of_it_is_not() -> None:
     least = least_norm(torch.float64, 1000)  # 1.1e-13
-    tiny = ONES * 1e-12  # of a whole of 1: rounding of larger terms is a part of it, as behind a saturated softmax
+    tiny = (
+        ONES * 1e-12
+    )  # of a whole of 1: rounding of larger terms is a part of it, as behind a saturated softmax
     assert relative_error(tiny * 1.03, tiny, 1.0, least) == pytest.approx(6e-14)
     assert relative_error(tiny * 2, tiny, 1.0, least) == pytest.approx(1.0)
     small = ONES * 1e-8

@@ -321,7 +321,8 @@ class Retreat:
         logits = "" if found.heads or not any(self.facts.heads.values()) else ", and all logits"
         if not found.mixers:
             said.append(
-                f"over cp every rank has the whole batch{logits}, and only the blocks compute a part of the sequence: {self.no_context}"
+                f"over cp every rank has the whole batch{logits}, and only the blocks compute a part of the sequence: "
+                f"{self.no_context}"
             )
             return
         where = ", ".join(dict.fromkeys(map(pattern, found.mixers)))

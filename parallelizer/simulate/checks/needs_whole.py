@@ -48,10 +48,10 @@ def _whole_before(followed: Followed, needed: WholeNeeded) -> str:
     if needed.axis == "cp":
         dims = (entry.dim for entry in followed.program.plan.batch.values() if entry.dim is not None)
         dim = next(dims, 1)
+        rule = f"{{style: prepare-io, axis: cp, input: shard({dim}) -> replicate, output: replicate -> shard({dim})}}"
         return (
             "context parallelism exchanges data between ranks for attention only: on the module that contains this "
-            f"operator, write `{{style: prepare-io, axis: cp, input: shard({dim}) -> replicate, output: replicate -> shard({dim})}}`, "
-            "with the sequence's dimension in its input and output"
+            f"operator, write `{rule}`, with the sequence's dimension in its input and output"
         )
     lies = f"shard({needed.dim}) -> replicate"
     began = followed.folded([needed.since]) or "the root"
