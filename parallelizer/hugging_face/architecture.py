@@ -24,7 +24,7 @@ NOTHING = "the model config chooses no transformers model: it needs a name, or a
 CHOOSE = "set model.name=<folder or hub id>, or 'model.config={model_type: llama, hidden_size: 64, ...}'"
 WRITE = (
     "make one with `python -m parallelizer init model=hf ... --output FILE`, from the model's forward, or with `import-plan`, "
-    "from transformers' own plan; plan=FILE names it, and one in plans/hf_{kind}.yaml of the configuration's folder is found without"
+    "from transformers' own plan; plan=FILE names it, and one in plans/hf_{kind}.yaml of the configuration is found without"
 )
 
 
