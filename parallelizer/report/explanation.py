@@ -260,6 +260,8 @@ class _About:
             by_axes = use.options["params"].value.values()
             axes = sorted({a or axes[0] for by_axis in by_axes for a in by_axis}, key=AXES.index) or axes
         which = " and ".join(axis for axis in axes if sizes.get(axis) == 1)
+        if not which:
+            return "its layout is replicate"
         where = [self.setup.mesh.spans[a] for a in axes if a in self.setup.mesh.spans]
         verb = "is" if " and " not in which else "are"
         return f"{which} {verb} 1" + (f", {place(where[0])}" if where else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelizer.language.styles import StyleDeclaration, declare
+from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
 from parallelizer.styles.options import AXIS
 from parallelizer.styles.registry import applies, exports, implements
 from parallelizer.styles.statements import Statement, calls
@@ -24,15 +24,24 @@ declare(
         "random",
         "tp",
         "draw different random numbers on each rank, for dropout on split tensors",
-        {"axis": AXIS},
+        {
+            "layout": OptionKind(
+                "placement", "the placement of what is dropped: with `replicate`, ranks draw the same numbers"
+            ),
+            "axis": AXIS,
+        },
     )
 )
 
 
 @implements("local-random")
 def local_random(target: Target) -> Sharding:
-    """Dropout of what is split over the axis: each rank drops of its own part, independently of the others."""
-    return Sharding(None, (target.axis,))
+    """Dropout of what is split over the axis: each rank drops of its own part, independently of the others. Where the layout is
+    `replicate`, nothing is split, and the style does nothing.
+    """
+    layout = target.options.get("layout")
+    whole = layout is not None and layout.kind == "replicate"
+    return Sharding(None, () if whole else (target.axis,))
 
 
 @applies("local-random")

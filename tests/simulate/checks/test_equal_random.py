@@ -41,6 +41,15 @@ def test_parts_are_dropped_apart_and_replicas_alike(rules: str, codes: list[str]
         assert marked(diagnostics[0]) == "up" and "`drop: local-random`" in (diagnostics[0].help or "")
 
 
+@pytest.mark.parametrize("stream", ["shard(1)", "replicate"])
+def test_one_rule_follows_the_layout_of_what_is_dropped(stream: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    rules = "up: colwise, down: {style: rowwise, output: stream}, drop: local-random"
+    rules += ", whole: {style: local-random, layout: stream}, head: {style: colwise, input: stream, output: replicate}"
+    plan.write_text(f"version: 1\nlayouts: {{stream: {stream}}}\nrules: {{{rules}}}\n")
+    assert not found("parallel=tp2", f"model._target_={__name__}.Dropping", f"plan={plan}")
+
+
 @pytest.mark.parametrize(
     ("output", "rest", "codes"),
     [
