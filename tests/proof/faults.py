@@ -59,7 +59,8 @@ class Fault:
     """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No
     overrides: the `subject`, without one the small model. `by_ledger`: every value stays right, and the ranks' ledger is
     compared with the planned one. `or_over` are axes that are to blame like `axis` where the mesh has them: those that what is
-    wrong goes over as well.
+    wrong goes over as well. `or_in` are modules that may show it first, by the values; `not_on` are presets on which nothing
+    breaks by it.
     """
 
     name: str
@@ -73,6 +74,8 @@ class Fault:
     subject: Callable[[], Subject] = SMALL
     by_ledger: bool = False
     or_over: tuple[str, ...] = ()
+    or_in: tuple[str, ...] = ()
+    not_on: tuple[str, ...] = ()
 
     @property
     def needs_torchao(self) -> bool:
@@ -104,7 +107,8 @@ def found_rightly(fault: Fault, proof: Proof | LedgerProof) -> bool:
     return (
         not proof.passed
         and found is not None
-        and (found.module, found.phase) == (fault.module, fault.phase)
+        and found.module in (fault.module, *fault.or_in)
+        and found.phase == fault.phase
         and found.axis in (fault.axis, *fault.or_over)
         and fault.words in found.description
     )
@@ -924,7 +928,9 @@ FAULTS = (
         "model.layers.1.mlp.experts",  # a scale that is another power of two changes only the smallest values
         "forward",
         "tp",
-        "the output of model.layers.1.mlp.experts",
+        "the output of model.layers.",
+        or_in=("model.layers.0.mlp.experts",),
+        not_on=("fsdp2_ep4_tp2",),  # experts are whole there
     ),
     Fault(
         "weights scaled as those of another expert",
@@ -961,7 +967,11 @@ def on_more_axes(fault: Fault) -> Iterator[Fault]:
         return
     axes = set(own.split("_")) if own != "fsdp2_ep2" else {"fsdp2", "ep4"}
     for preset in PRESETS:
-        if preset != own and axes <= set(preset.replace("hsdp2x2", "hsdp2x2_fsdp2").split("_")):
+        if (
+            preset != own
+            and preset not in fault.not_on
+            and axes <= set(preset.replace("hsdp2x2", "hsdp2x2_fsdp2").split("_"))
+        ):
             words = tuple(f"parallel={preset}" if w.startswith("parallel=") else w for w in fault.overrides)
             yield dataclasses.replace(fault, name=f"{fault.name}, on {preset}", overrides=words)
 
