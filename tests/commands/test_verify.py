@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,7 @@ def test_a_proven_plan_exits_with_0_and_nothing_on_stderr(capfd: pytest.CaptureF
     assert "dp_shard=2 x tp=2, 4 ranks, in float64" in out
     assert "shrunk: dp_shard 8 -> 2, tp 8 -> 2" in out
     assert "train.batch_size 16 -> 4, train.seq_len 256 -> 12" in " ".join(out.split())
-    assert "error <= c*eps*sqrt(n)" in out and "worst three parameters:" in out
+    assert "error <= c * eps * sqrt(n)" in out and "worst three parameters:" in out
     assert "proven: the sharded run equals the unsharded one" in out
 
 
@@ -40,6 +42,26 @@ def test_json_is_all_of_stdout(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "parallel=tp2", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     assert document["passed"] and document["first_divergence"] is None and document["ranks"] == 2
+
+
+@pytest.mark.ranks
+def test_its_certificate_is_what_plan_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def last_line(*words: str) -> str:
+        assert main([*words, "parallel=tp2", "model.n_layers=1"]) == 0
+        return capfd.readouterr().out.splitlines()[-1]
+
+    assert last_line("plan") == "proof: not proven"
+    [written] = re.findall(r"certificate: (\S+)", last_line("verify"))
+    name = Path(written).stem
+    assert (tmp_path / written).is_file()
+    assert re.fullmatch(
+        rf"proof: proven on [\d-]{{10}} \(certificate {name}, worst error 0\.\d\d of its bound\)",
+        last_line("plan"),
+    )
 
 
 @pytest.mark.parametrize("json_too", [False, True])
