@@ -540,7 +540,7 @@ FAULTS = (
         "norm",
         "backward",
         "dp_shard",
-        "summed over dp_shard once too often",
+        "once too often",
         or_over=("cp",),
     ),
     Fault(

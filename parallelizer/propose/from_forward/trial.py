@@ -22,6 +22,7 @@ from parallelizer.language.load import load_plan
 from parallelizer.language.plan import EXPERT, TENSOR_AXES, Mesh
 from parallelizer.propose.from_forward.in_place import changed_in_place
 from parallelizer.simulate.checks.does_not_run import FAILS_HERE
+from parallelizer.simulate.checks.sharded_logits import THE_LOSS
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
 """Codes that say that the unsharded model cannot be run, whatever the plan."""
@@ -169,7 +170,7 @@ def _sentence(found: tuple[Diagnostic, ...]) -> str | None:
 
 def _at_line(found: Diagnostic) -> str:
     """The line of the user's code that a refusal is about, where it is about one."""
-    label = FAILS_HERE if found.code == "does-not-run" else HERE
+    label = {"does-not-run": FAILS_HERE, "sharded-logits": THE_LOSS}.get(found.code, HERE)
     at = next((related.span for related in found.related if related.label == label), None)
     if at is None:
         return ""
