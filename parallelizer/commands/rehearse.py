@@ -15,7 +15,7 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 NAME = "rehearse"
-DOC = "run one rank of any mesh on this machine's device, its peers not there"
+DOC = "run one rank of any mesh on this machine's device, without its peers"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_ranks,
         default=(0,),
         metavar="RANKS",
-        help="the ranks, one after the other: 0 or 0,7 (0)",
+        help="the ranks to run, one after the other: 0 or 0,7 (0)",
     )
     parser.add_argument("--steps", type=_steps, default=6, help="the steps that are timed (6)")
     parser.add_argument(
@@ -41,12 +41,12 @@ def _ranks(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(one) for one in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks such as 0,7") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks, such as 0,7") from None
 
 
 def _steps(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
     return int(text)
 
 
@@ -113,8 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _failed(reason: str, rank: int) -> Diagnostic:
     memory = "OutOfMemoryError" in reason
     advice = (
-        "`python -m parallelizer plan` says what the step needs, and what would fit"
+        "`python -m parallelizer plan` shows how much memory the step needs, and which changes would fit"
         if memory
-        else "`python -m parallelizer verify` runs a small form of it on CPU ranks"
+        else "`python -m parallelizer verify` runs a small form of the model on CPU ranks"
     )
     return Diagnostic("rehearsal-failed", f"rank {rank} cannot be rehearsed: {reason}", None, advice)

@@ -122,7 +122,7 @@ def _not_finite(reference: Observation) -> Diagnostic:
     what = f"loss is {loss:g}" if not math.isfinite(loss) else f"gradient norm is {norm:g}"
     return Diagnostic(
         "model-failed",
-        f"the {what} in step {step} of the unsharded run, so that there is nothing to compare with",
+        f"the {what} in step {step} of the unsharded run: there is nothing to compare the ranks with",
         None,
         HELP,
     )

@@ -161,6 +161,6 @@ class Trackers:
 def failed(name: str, error: BaseException) -> Diagnostic:
     """What is said of a tracker that has raised something."""
     reason = next(iter(str(error).strip().splitlines()), "")
-    message = f"{name} has failed and is left out from now on: {type(error).__name__}: {reason}"
-    help_text = "the run goes on; metrics.jsonl has every step"
+    message = f"{name} failed and is not used from here on: {type(error).__name__}: {reason}"
+    help_text = "the run continues; metrics.jsonl contains every step"
     return Diagnostic("tracker-failed", message, None, help_text, severity="warning")

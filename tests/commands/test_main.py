@@ -48,7 +48,7 @@ EXPECTED = {
         [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--proofs", "--seed"],
     ),
     "rehearse": (
-        "run one rank of any mesh on this machine's device, its peers not there",
+        "run one rank of any mesh on this machine's device, without its peers",
         [*SETUP, "--json", "--rank", "--steps", "--html"],
     ),
     "train": ("train under a plan, with the unchanged recipe that `new` copies", ["overrides"]),

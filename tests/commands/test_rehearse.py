@@ -52,7 +52,7 @@ def test_in_json_sizes_are_bytes(capfd: pytest.CaptureFixture[str]) -> None:
     ("words", "status", "said"),
     [
         (["--rank", "4"], 1, "ranks are 0 to 3"),
-        (["--rank", "x"], 2, "no list of ranks"),
+        (["--rank", "x"], 2, "not a list of ranks"),
         (["--steps", "0"], 2, "no number of steps"),
         (["plan=lama"], 1, "plan-not-found"),
     ],

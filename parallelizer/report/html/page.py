@@ -114,7 +114,7 @@ def page(
     ones = [a for a, n in program.mesh.every.items() if n == 1]
     sections: list[tuple[str, str, str, Markup]] = []
     if rehearsed:
-        on = f"one step of a rank at a time on {rehearsed[0].rehearsal.device}, its peers not there"
+        on = f"one step of a rank at a time on {rehearsed[0].rehearsal.device}, without its peers"
         sections.append(("rehearsal", "Rehearsal", on, rehearsal.section(rehearsed)))
     axes = f"{', '.join(ones)}: size 1" if ones else "every axis is above 1"
     sections.append(("mesh", "Mesh", axes, mesh.section(program, trace, hardware, rank, sources)))
