@@ -906,6 +906,7 @@ FAULTS = (
         "forward",
         "dp_shard",
         "the output of layers.0.attention.wq",
+        or_over=("cp",),
     ),
     Fault(
         "weights gathered with the scale of a part, of tp",
@@ -944,6 +945,7 @@ FAULTS = (
         "forward",
         "dp_shard",
         "the output of model.layers.0.mlp.experts",
+        or_over=("tp",),
     ),
     Fault(
         "stacked experts that stay in their own dtype",
@@ -953,6 +955,7 @@ FAULTS = (
         "forward",
         "dp_shard",
         "the output of model.layers.0.mlp.experts",
+        or_over=("tp",),
     ),
 )
 
