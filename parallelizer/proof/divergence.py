@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.plan import REPLICA_AXES, Mesh, Rule
 from parallelizer.proof.compare import Difference, ProofVerdict
-from parallelizer.proof.observe import Observation
+from parallelizer.proof.observe import STEPS, Observation
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.order import Order, static_order
 
@@ -34,12 +34,13 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The two sides, with the bounds of gradients and of everything else."""
+    """The two sides, with the bounds of gradients and of everything else. `step` is the one whose outputs are compared."""
 
     program: Program
     reference: Observation
     ranks: Sequence[Observation]
     verdict: ProofVerdict
+    step: int = STEPS
 
     @property
     def mesh(self) -> Mesh:
@@ -57,7 +58,13 @@ class Comparison:
 
     @property
     def bound(self) -> float:
-        return max((d.bound for d in self.verdict.of("gradient")), default=1e-9)
+        """What outputs may differ by: the largest bound of any gradient. Before the first update, where nothing has grown yet, at
+        most a thousand times the largest one there.
+        """
+        gradients = self.verdict.of("gradient")
+        largest = max((d.bound for d in gradients), default=1e-9)
+        first = max((d.bound for d in gradients if d.step == 0), default=largest)
+        return min(largest, 1000 * first) if self.step == 0 else largest
 
     def compared(self, what: str, step: int) -> dict[str, Difference]:
         """The differences of one kind in one step, by name."""

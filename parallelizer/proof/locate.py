@@ -4,6 +4,7 @@ updates.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from parallelizer.proof.compare import ProofVerdict
@@ -24,6 +25,7 @@ def locate(
 def _all(case: Comparison) -> Iterator[Divergence]:
     yield from initial_values(case)
     for step in range(STEPS):
+        case = dataclasses.replace(case, step=step)
         yield from outputs(case, step, "forward", "")
         right = all(d.passed for d in case.verdict.of("loss") if d.step == step)
         yield from output_gradients(case, step, right)
@@ -46,6 +48,7 @@ def _all(case: Comparison) -> Iterator[Divergence]:
         yield from gradients(case, step)
         yield from _norm(case, step)
         yield from updates(case, step)
+    case = dataclasses.replace(case, step=STEPS)
     yield from states(case)
     yield from outputs(case, STEPS, "evaluation", " in evaluation")
     yield from _logits(case)

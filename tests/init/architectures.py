@@ -255,7 +255,7 @@ NAMED: dict[str, dict[str, object]] = {
     },
     "dbrx": {
         "vocab_size": 256, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256,
-        "attn_config": "{kv_n_heads: 2, rope_theta: 10000.0}",
+        "attn_config": "{kv_n_heads: 2, rope_theta: 10000.0, clip_qkv: 8.0}",
         "ffn_config": "{hidden_size: 32, ffn_hidden_size: 16, moe_num_experts: 4, moe_top_k: 2}",
     },
     # encoders, and models whose first input is no token

@@ -289,7 +289,7 @@ def _own_rows_only(
 def _noise(model: nn.Module) -> None:
     norm = inside(model, "layers.0.ffn_norm")
     if norm is not None:
-        norm.register_forward_hook(lambda module, args, output: output + 5e-8 * (1000 * output).sin())
+        norm.register_forward_hook(lambda module, args, output: output + 1e-8 * (1000 * output).sin())
 
 
 def _another_decay(right: Faulty, optimizer: torch.optim.Optimizer, *args: Any) -> Any:
