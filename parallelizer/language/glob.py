@@ -99,7 +99,7 @@ class Glob:
                 continue
             before, after = self.text[: found.start()], self.text[found.end() :]
             for at, member in enumerate(members[:MAX_MEMBERS]):
-                if member in members[:at] or not parse_glob(f"{before}[{member}]{after}").select(paths):
+                if member in members[:at] or not parse_glob(f"{before}{escape(member)}{after}").select(paths):
                     idle.append((member, found[0]))
         return idle
 

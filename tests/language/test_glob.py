@@ -399,6 +399,23 @@ def test_any_text_is_a_glob_or_a_glob_error_inside_it(text: str, paths: list[str
         else:
             assert parsed.select(paths) == [path for path in paths if parsed.matches(path)]
             assert all(parse_glob(a).alternatives == (a,) for a in parsed.alternatives)
+            parsed.idle_characters(paths)
+
+
+@settings(max_examples=200)
+@given(st.text("ab^!.*?,-", min_size=1, max_size=5))
+def test_characters_of_any_set_are_idle_or_not_and_never_an_error(inside: str) -> None:
+    """A character of a set need not be a set by itself."""
+    try:
+        found = parse_glob(f"w[{inside}]")
+    except GlobError:
+        return
+    idle = {character for character, _ in found.idle_characters(["wa", "w^"])}
+    assert not idle & {"a", "^"} or len(set(inside)) < len(inside)
+
+
+def test_the_caret_in_a_set_is_a_character_like_any() -> None:
+    assert parse_glob("w[qk^v]").idle_characters(["wq", "wk", "wv"]) == [("^", "[qk^v]")]
 
 
 def test_the_module_does_not_import_torch() -> None:
