@@ -13,8 +13,10 @@ from parallelizer.language.plan import Mesh
 from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
 from parallelizer.proof.observe import STEPS, Observation, SceneSeen
 from parallelizer.proof.rounding import (
+    AMPLIFIED,
     LIMIT,
     MARGIN,
+    WIDEST,
     least_norm,
     norm_of,
     nudge_size,
@@ -103,13 +105,9 @@ def judge(
     that everything keeps.
     """
     eps = torch.finfo(dtype).eps
-    first = [
-        (e / (eps * math.sqrt(n)), what, name)
-        for what, name, step, e, n in _sums([other_order], reference, None, tokens, dtype)
-        if not _after_update(what, step)
-    ]
-    _check_calibration(*max(first))
-    constant = MARGIN * max([1.0, *(needed for needed, _, _ in first)])
+    needed, *where = needed_constant(reference, other_order, tokens, dtype)
+    _check_calibration(needed, *where)
+    constant, widest = MARGIN * max(1.0, needed), WIDEST if needed > LIMIT else math.inf
     growth = {
         (what, name, step): max(1.0, e / nudge_size(dtype))
         if _after_update(what, step) and math.isfinite(e)
@@ -122,11 +120,14 @@ def judge(
             name,
             step,
             error,
-            constant
-            * eps
-            * math.sqrt(n)
-            * growth.get((what, name, step), 1.0)
-            * (loud**4 if _after_update(what, step) else 1.0),
+            min(
+                widest,
+                constant
+                * eps
+                * math.sqrt(n)
+                * growth.get((what, name, step), 1.0)
+                * (loud**4 if _after_update(what, step) else 1.0),
+            ),
         )
         for what, name, step, error, n in _sums(ranks, reference, mesh, tokens, dtype)
     ]
@@ -142,6 +143,18 @@ def judge(
         for seen in ranks
     ]
     return ProofVerdict(tuple(differences), constant, tuple(unequal(ranks)))
+
+
+def needed_constant(
+    reference: Observation, other_order: Observation, tokens: int, dtype: torch.dtype
+) -> tuple[float, str, str]:
+    """The largest constant that the run in another order of summation needs up to the first update, and of what."""
+    eps = torch.finfo(dtype).eps
+    return max(
+        (e / (eps * math.sqrt(n)), what, name)
+        for what, name, step, e, n in _sums([other_order], reference, None, tokens, dtype)
+        if not _after_update(what, step)
+    )
 
 
 def _scenes(
@@ -183,7 +196,7 @@ def _of_scene(
 
 def _check_calibration(needed: float, what: str, name: str) -> None:
     """The unsharded run in another order of summation must be the same but for rounding."""
-    if needed <= LIMIT:
+    if needed <= AMPLIFIED:
         return
     where = f"{what} of {name}" if name else what
     message = f"the unsharded run does not repeat: in another order of summation its {where} differs by "

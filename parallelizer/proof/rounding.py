@@ -12,10 +12,16 @@ MARGIN = 16.0
 sum, the calibrating run that of linears and of the batch only.
 """
 
-LIMIT = 1e6
-"""The largest constant of a calibrating run that a proof is made with. Seen are constants below 1, and 4e4 of a tiny T5, whose
-attention is not scaled. A model that draws random numbers has 1e14, and everything would pass.
+LIMIT = 1e4
+"""The largest constant of a calibrating run with which bounds are what it says. Seen are constants below 1."""
+
+AMPLIFIED = 1e6
+"""The largest one that a proof is made with; above `LIMIT` no bound is wider than `WIDEST`. A tiny T5, whose attention is not
+scaled, has 4e4. A model that draws random numbers has 1e14, and everything would pass.
 """
+
+WIDEST = 1e-5
+"""Far below what a wrong rule changes a gradient by."""
 
 TINY = 1e-9
 """The share of the whole below which a gradient is what rounding leaves of larger terms: that of queries and keys behind a

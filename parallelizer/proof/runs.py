@@ -19,13 +19,14 @@ import torch.distributed as dist
 
 from parallelizer.child.children import in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.proof.compare import needed_constant
 from parallelizer.proof.divergence import governing_rule
 from parallelizer.proof.float8_tokens import LowPrecision, low_precision
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.not_finite import HELP, NotFiniteError, not_finite
 from parallelizer.proof.observe import Observation, joined, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed
-from parallelizer.proof.rounding import nudge_size
+from parallelizer.proof.rounding import AMPLIFIED, LIMIT, nudge_size
 from parallelizer.proof.scene import Scene
 from parallelizer.proof.scenes import scenes_of
 from parallelizer.proof.slices import line
@@ -84,8 +85,8 @@ def references_of(
     dtype: torch.dtype = torch.float64,
     precision: LowPrecision | None = None,
 ) -> References:
-    """The unsharded runs of a subject, side by side. Where multiplied values overflow, they are not multiplied. Raises PlanError
-    when the runs give no numbers.
+    """The unsharded runs of a subject, side by side. Where multiplied values overflow, or the model makes much of rounding, they
+    are not multiplied. Raises PlanError when the runs give no numbers.
     """
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
     in_full = [] if precision is None else [(unsharded, subject, seed, modes, dtype)]
@@ -101,7 +102,9 @@ def references_of(
             ]
         )
     references = References(plain, other_order, nudged, subject.loud, scenes, precision, *full)
-    if _is_finite(plain):
+    finite = _is_finite(plain)
+    amplifies = finite and LIMIT < needed_constant(plain, other_order, subject.tokens, dtype)[0] <= AMPLIFIED
+    if finite and not (amplifies and subject.loud != 1):
         return references
     if subject.loud != 1:
         return references_of(dataclasses.replace(subject, loud=1.0), seed, dtype, precision)

@@ -53,7 +53,7 @@ def test_in_json_sizes_are_bytes(capfd: pytest.CaptureFixture[str]) -> None:
     [
         (["--rank", "4"], 1, "ranks are 0 to 3"),
         (["--rank", "x"], 2, "not a list of ranks"),
-        (["--steps", "0"], 2, "no number of steps"),
+        (["--steps", "0"], 2, "not a number of steps"),
         (["plan=lama"], 1, "plan-not-found"),
     ],
 )

@@ -114,11 +114,11 @@ def test_a_model_of_one_s_own_is_used_as_the_text_says(tmp_path: Path) -> None:
     for name, text in re.findall(r"```yaml\n# (mine/\S+)\n(.*?)```", TEXT, re.S):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    lines = re.findall(r"^    python (-m .* --config-dir mine .*)$", TEXT, re.M)
+    lines = re.findall(r"^    parallelizer (.* --config-dir mine .*)$", TEXT, re.M)
     assert len(lines) == 2
     for line in lines:
-        more = ["train.steps=1", "train.eval_batches=1"] if "recipes.train" in line else []
-        done = run([*shlex.split(line), *more], tmp_path)
+        more = ["train.steps=1", "train.eval_batches=1"] if line.startswith("train ") else []
+        done = run(["-m", "parallelizer", *shlex.split(line), *more], tmp_path)
         assert done.status == 0, done.out + done.err
 
 

@@ -125,7 +125,7 @@ def said(*overrides: str) -> Diagnostic:
         (["model=hf"], "model-build", "chooses no transformers model", "set model.name=<folder or hub id>, or"),
         (["model=hf", "model.config={model_type: lama}"], "model-build", "has no model_type 'lama'", "did you mean llama?"),
         (["model=hf", "model.config={model_type: bloom}"], "plan-not-found",
-         "no plan is shipped for model_type 'bloom'", "`python -m parallelizer import-plan model=hf ...`"),
+         "no plan is shipped for model_type 'bloom'", "`python -m parallelizer init model=hf ... --output FILE`"),
         (["model=hf", "model.name=some/model"], "plan-not-found", "which plan some/model takes is not known",
          "as in plan=hf_llama"),
         (["model=hf", "model.name=./nowhere"], "model-build", "there is no folder ./nowhere", "set model.name=<folder"),

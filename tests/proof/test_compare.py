@@ -131,8 +131,16 @@ def test_a_calibrating_run_is_refused_before_bounds_are_so_wide_that_a_wrong_upd
         return judge(observation(), other, nudged, wrong, ONE, 48, torch.float64, 4.0)
 
     assert not judged(observation(scale(1 + 2e-11))).passed
+    assert not judged(observation(scale(1 + 1e-9))).passed  # no bound is wide from there on
     with pytest.raises(PlanError, match="the unsharded run does not repeat"):
-        judged(observation(scale(1 + 1e-9)))
+        judged(observation(scale(1 + 1e-8)))
+
+
+def test_a_calibrating_run_that_makes_much_of_rounding_serves_while_no_bound_is_wide() -> None:
+    other = observation(scale(1 + 1e-10))  # 6e4 times what rounding explains
+    assert judge(observation(), other, observation(), [observation()] * 2, ONE, 48, torch.float64).passed
+    wrong = [observation(scale(1 + 1e-4))] * 2
+    assert not judge(observation(), other, observation(), wrong, ONE, 48, torch.float64).passed
 
 
 def test_worst_names_each_quantity_once_and_what_is_missing_first() -> None:
