@@ -7,6 +7,7 @@ PyYAML's composer recurses.
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -138,7 +139,10 @@ def read_text(path: str, shown: str, most: int = MAX_BYTES) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = yaml_mistakes.LINE_BREAK.split(data[: error.start].decode("utf-8-sig"))
+        # The mistake is counted behind a byte order mark, which an incomplete character may follow.
+        line = yaml_mistakes.LINE_BREAK.split(
+            data.removeprefix(codecs.BOM_UTF8)[: error.start].decode("utf-8", "ignore")
+        )
         span = Span(shown, len(line), len(line[-1]) + 1, len(line[-1]) + 2)
         help_text = "save the file in the encoding UTF-8"
         raise _error("yaml-syntax", f"byte {error.start} is not UTF-8 text", span, help_text) from None

@@ -300,6 +300,7 @@ def test_files_are_read_as_utf8_with_or_without_a_mark(tmp_path: Path) -> None:
     [
         (b"a: 1\nb: \xff\n", 2, 4),
         ("a: é".encode("latin-1"), 1, 4),
+        (b"\xef\xbb\xbf \xb9", 1, 2),  # an incomplete character behind a byte order mark
         ("a: 1".encode("utf-16"), 1, 1),
         ("é: é".encode() + b"\x80", 1, 5),
     ],

@@ -172,7 +172,7 @@ def _overrides(plan: str) -> list[str]:
         (ROOT / "configs" / "model").glob("*.yaml"), key=lambda path: ("debug" not in path.stem, path.stem)
     )
     named = {path.stem: yaml.safe_load(path.read_text()).get("plan") for path in models}
-    model = next((stem for stem, its in named.items() if its == plan), models[0].stem)
+    model = next((stem for stem, its in named.items() if plan in (its, stem)), models[0].stem)
     return [f"model={model}", f"parallel={PRESET}", "device=cpu"]
 
 
