@@ -94,8 +94,9 @@ def judge(
 
     n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the
     width it came through. c is the largest constant that the run in another order of summation needed up to
-    the first update, at least 1, times `MARGIN`. Behind an update the bound is as much wider as the run with
-    nudged gradients shows errors to grow there: an optimizer that divides by a gradient's size makes much of
+    the first update, at least 1, times `MARGIN`. Where that run needed more than `LIMIT`, no bound outside of
+    the scenes is wider than `WIDEST`. Behind an update the bound is as much wider as the run with nudged
+    gradients shows errors to grow there: an optimizer that divides by a gradient's size makes much of
     rounding where the gradient is small. It is wider by loud**4 too, where values are multiplied by `loud`
     behind the first update: attention multiplies two of them, an exponential makes much of their rounding.
     Initial values are no sums: they must be equal, and so must buffers of whole numbers. Others may be sums, as running

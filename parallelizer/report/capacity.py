@@ -19,6 +19,7 @@ NOT_COUNTED = (
 KERNELS_NOT_COUNTED = (
     "Not counted: what kernels allocate while they run, in calls too large to be tried here:"
 )
+"""What stands before the operators whose own memory a dry run for the CPU does not know."""
 
 COMFORTABLE = 0.9
 """The share of a device's memory up to which a peak leaves room for what is not counted."""

@@ -86,9 +86,8 @@ def _write(group: Sequence[Explanation], setup: Setup, rank: int, screen: Consol
     screen.print()
     _rules(one.rules, screen)
     for at, filled in enumerate(one.slots):
-        if (
-            filled not in one.slots[:at]
-        ):  # a rule that names several parameters of the module fills the slot for each
+        # A rule that names several parameters of the module fills the slot once for each.
+        if filled not in one.slots[:at]:
             _slot(filled, screen)
     _parameters(group, rank, screen)
 

@@ -114,11 +114,8 @@ class Scratch:
         for call, func in self.unknown.items():
             try:
                 self.watched[call] = _watch(func, call)
-            except (
-                RuntimeError,
-                IndexError,
-                ValueError,
-            ):  # it does not take zeros: a batch without a valid row, say
+            except (RuntimeError, IndexError, ValueError):
+                # It does not take zeros: a batch without a valid row, say.
                 self.watched[call] = 0
                 self.never.add(_name(func))
         self.unknown.clear()
